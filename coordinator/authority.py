@@ -25,7 +25,16 @@ from tacit.authorities import MAX_ROOTS, Authorities, AuthoritiesInvalid
 from tacit.identity import Trust, federation_of
 from toolkit.durable import durable_file
 
-__all__ = ["Anchors", "AuthorityBook", "load_authorities", "read_authorities", "retire", "rotate", "written"]
+__all__ = [
+    "Anchors",
+    "AuthorityBook",
+    "check_not_behind",
+    "load_authorities",
+    "read_authorities",
+    "retire",
+    "rotate",
+    "written",
+]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -193,6 +202,27 @@ def retire(
         durable_file(folder.authorities, known.canonical())
     _remove_keys(folder, newest)
     return AuthorityBook(known, book.issuing, book.issuing)
+
+
+def check_not_behind(authorities: Authorities, rotated: bytes | None, retired: bytes | None) -> None:
+    """Refuses a folder that lacks the newest change of authorities, as a copy on another machine may.
+
+    Args:
+        authorities: The folder's.
+        rotated: By the journal, the fingerprint of the newest authority; None if there was only one.
+        retired: By the journal, the fingerprint of the authority that was retired last; None if none was.
+
+    Raises:
+        AuthorityUnusable: it would certify with an authority that was replaced, or trust one that was retired.
+    """
+    known = [_fingerprint(authorities, number) for number in range(1, len(authorities.roots) + 1)]
+    if (rotated is None or rotated in known) and retired not in known[authorities.oldest :]:
+        return
+    raise AuthorityUnusable(
+        "the authorities in this folder are older than the journal says: the federation has replaced or retired one. "
+        "Copy DIR/authority from the machine where `coordinator authority rotate` or `retire` ran; if that command was "
+        "interrupted there, repeat it first"
+    )
 
 
 def read_authorities(folder: CoordinatorFolder) -> Authorities:

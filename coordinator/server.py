@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 
 from coordinator import descriptors, heap, ports
-from coordinator.authority import Anchors, load_authorities
+from coordinator.authority import Anchors, check_not_behind, load_authorities
 from coordinator.closed import check_folder, check_storage
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
 from coordinator.metrics import Metrics, watch_loop
@@ -49,6 +49,7 @@ from coordinator.standby import lease_of
 from coordinator.storage import mark, records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, open_database
+from coordinator.storage.journal import newest_authorities
 from coordinator.storage.lease import Held
 from coordinator.storage.object_store import open_store
 from coordinator.storage.ownership import Ownership, keep_marked
@@ -56,6 +57,7 @@ from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.storage.requests import ask
 from coordinator.upkeep import Upkeep
 from tacit import __version__
+from tacit.authorities import Authorities
 from tacit.reason import Reason
 from tacit.v1 import (
     enrolment_pb2,
@@ -131,7 +133,7 @@ async def start(
     await asyncio.to_thread(refresh_server_certificate, folder, config, book.serving, now)
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
-    database = await _own_database(folder, config, metrics, stack, new_database, held)
+    database = await _own_database(folder, config, metrics, stack, new_database, held, book.authorities)
     store = await _own_store(config, folder, database, stack)
     runtime = _runtime(folder, database, store, metrics, anchors, await _spans(config, federation, stack), held)
     runtime.roster = await _roster_log(folder, config, anchors, database)
@@ -315,11 +317,13 @@ async def _own_database(
     stack: AsyncExitStack,
     new: bool,
     held: Held | None,
+    authorities: Authorities,
 ) -> Database:
     """Opens the folder's database, and marks it as the folder's own.
 
     Raises:
         StorageError: it cannot be opened, or the folder's mark names another database or a newer state.
+        AuthorityUnusable: the authorities are older than the database knows, as those of another machine may be.
     """
     if not new:
         mark.check(folder.database_mark, config.database_url)
@@ -328,6 +332,8 @@ async def _own_database(
     stack.callback(database.close)
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     newest = await database.run(lambda s: mark.begin(s, now_ms))
+    if held is not None:
+        check_not_behind(authorities, *await database.run(newest_authorities))
     mark.keep(folder.database_mark, config.database_url, newest)
     return database
 

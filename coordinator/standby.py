@@ -9,6 +9,7 @@ coordinator does after a crash. So a takeover is, to members, exactly a restart.
 import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -47,6 +48,8 @@ log = structlog.get_logger("coordinator")
 
 # Pauses between two looks at the lease, and between two looks at the server's certificate.
 _LOOK_SECONDS, _CERTIFICATE_SECONDS = 0.4, 1800.0
+# How long a process that lost the lease may take to say so.
+_SAYING_SECONDS = 0.5
 # A standby's connections, which come from members and go at once.
 _CONNECTIONS = 1024
 
@@ -56,6 +59,10 @@ def end_process(why: str) -> NoReturn:
 
     Called from any thread. Nothing is tidied up: whatever this process would still say could be out of date.
     """
+    # Whoever reads the log may hang.
+    late = threading.Timer(_SAYING_SECONDS, os._exit, (1,))
+    late.daemon = True
+    late.start()
     try:
         log.error("lease_lost", detail=why)
         sys.stderr.flush()
@@ -122,7 +129,7 @@ async def _stand_by(
 ) -> Held | None:
     """Serves refusals until the lease is taken (returned) or `stop` is set (None). `stack` ends the serving."""
     metrics = Metrics(__version__)
-    _refresh(folder, config)
+    await asyncio.to_thread(_refresh, folder, config)
     sentence = ""
 
     def told(lease: Lease) -> None:

@@ -127,9 +127,6 @@ class MemberSessions:
             # A session must not outlive its certificate, or the renewal of that certificate.
             self._lives.begin(session, certificate)
             async for message in self._outgoing(session):
-                if not self._running.sessions.may_speak():
-                    # Another coordinator may be active, and this process is about to end.
-                    return
                 await self._send(context, message)
                 del message
         finally:
@@ -150,13 +147,18 @@ class MemberSessions:
         if isinstance(message, AttemptMessage) and isinstance(message.payload, secure_agg.ReceivedDealings):
             # Every member gets another one, of hundreds of kilobytes in a large cohort, so it is encoded in its turn.
             async with self._sending.turn():
-                await context.write(self._encoded(message))
+                await self._write(context, self._encoded(message))
             return
         data = self._encoded(message)
         if len(data) > _LARGE:
             async with self._sending.turn():
-                await context.write(data)
+                await self._write(context, data)
         else:
+            await self._write(context, data)
+
+    async def _write(self, context: Context, data: bytes) -> None:
+        # Asked last: a turn may come late. If another coordinator may be active, this process is about to end.
+        if self._running.sessions.may_speak():
             await context.write(data)
 
     def _encoded(self, message: FromCoordinator) -> bytes:

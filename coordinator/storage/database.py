@@ -82,6 +82,8 @@ _SOLE_LOCK = 7440744174427442
 # A client that stops in the middle of a transaction keeps its locks for so long. Shorter than a lease lasts, so that a
 # stopped coordinator's locks are gone when another one may take the lease.
 IDLE_SECONDS = 4
+# The same of a command's: a transaction may hold the journal's lock, for which every other one waits.
+_COMMAND_IDLE_SECONDS = 60
 # Give up a connection on which nobody answers any more, and the lock with it.
 _POSTGRES_ARGUMENTS = {
     "connect_timeout": 10,
@@ -267,6 +269,8 @@ def open_database(
         DatabaseUnusable: this is no database URL, a driver is missing, or nothing usable is there.
     """
     engine = engine_of(url, sole=sole, serving=fence is not None)
+    if engine.dialect.name == "postgresql" and fence is None:
+        event.listen(engine, "connect", lambda connection, _record: _postgres_idle(connection, _COMMAND_IDLE_SECONDS))
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
     held = contextlib.ExitStack()
     try:
@@ -274,6 +278,8 @@ def open_database(
             if sole:
                 held.enter_context(_sole_of_file(str(engine.url.database)))
             _made_private(str(engine.url.database))
+        if sole and engine.dialect.name == "postgresql":
+            writer.submit(_until_nobody_serves, engine).result()
         writer.submit(_migrate, engine).result()
     except BaseException as error:
         writer.submit(engine.dispose).result()
@@ -392,8 +398,12 @@ def _postgres_sole(connection: Any, record: object) -> None:
 def _postgres_serving(connection: Any, record: object) -> None:
     _lock_of_serving(connection, "pg_advisory_lock_shared")
     _postgres_connect(connection, record)
+    _postgres_idle(connection, IDLE_SECONDS)
+
+
+def _postgres_idle(connection: Any, seconds: int) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{seconds}s'")
     connection.commit()
 
 
@@ -458,6 +468,27 @@ def is_current(url: str) -> bool:
     finally:
         engine.dispose()
     return set(present) == set(scripts()[1].get_heads())
+
+
+def _until_nobody_serves(engine: Engine) -> None:
+    """Waits until nobody holds the lease. It cannot be taken meanwhile, but its holder may have it still.
+
+    Its connection to the database may have broken, and its share of the lock with it, while another one renews the
+    lease.
+
+    Raises:
+        DatabaseInUse: somebody holds the lease and renews it.
+    """
+    until = time.monotonic() + TAKEOVER_MS / 1000
+    held = "holder <> '' AND expires_ms > extract(epoch FROM clock_timestamp()) * 1000"
+    while True:
+        with engine.begin() as connection:
+            there = connection.scalar(text("SELECT to_regclass('lease')")) is not None
+            if not there or connection.scalar(text(f"SELECT 1 FROM lease WHERE {held}")) is None:  # noqa: S608  a constant
+                return
+        if time.monotonic() > until:
+            raise DatabaseInUse(_in_use(f"{engine.url.database} on {engine.url.host}"))
+        time.sleep(0.2)
 
 
 def _migrate(engine: Engine) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "head",
     "journal",
     "lock_appends",
+    "newest_authorities",
     "newest_of",
     "note",
     "note_seldom",
@@ -137,6 +138,16 @@ def newest_of(s: Session, kind: str, *, after: int = 0) -> JournalEntry | None:
     query = select(JournalRow).where(JournalRow.kind == kind, JournalRow.id > after)
     row = s.scalars(query.order_by(JournalRow.id.desc()).limit(1)).one_or_none()
     return None if row is None else JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash)
+
+
+def newest_authorities(s: Session) -> tuple[bytes | None, bytes | None]:
+    """Returns the fingerprints of the newest authority and of the one that was retired last; None if there is none."""
+    rotated, retired = newest_of(s, "authority_rotated"), newest_of(s, "authority_retired")
+    return (_fingerprint(rotated), _fingerprint(retired))
+
+
+def _fingerprint(entry: JournalEntry | None) -> bytes | None:
+    return None if entry is None else bytes.fromhex(str(entry.fields["fingerprint"]))
 
 
 def pages(s: Session) -> Iterator[JournalEntry]:

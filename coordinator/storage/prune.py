@@ -175,7 +175,7 @@ def prune(
             owner.check()
         else:
             owner.claim(now_ms, by)
-        gone, states, named = database.run_now(lambda s: _decide(s, store, policy, now_ms, by, dry_run))
+        gone, states, named = _decided(database, store, policy, now_ms, by, dry_run)
         return _remove(store, _in_batches(owner.check), named, gone, states, before, dry_run)
 
 
@@ -186,7 +186,7 @@ def named_blobs(database: Database, store: BlobStore) -> set[bytes]:
         StoreUnusable: a document cannot be read, so that nobody knows what it names.
         StorageError: the database cannot be read.
     """
-    return database.run_now(lambda s: _decide(s, store, Retention(), 0, "", True))[2]
+    return _decided(database, store, Retention(), 0, "", True)[2]
 
 
 def _in_batches(check: Callable[[], None]) -> Callable[[], None]:
@@ -213,15 +213,38 @@ def _check_named(s: Session, policy: Retention) -> None:
 _Decided = tuple[dict[str, tuple[int, ...]], int, set[bytes]]
 
 
-def _decide(s: Session, store: BlobStore, policy: Retention, now_ms: int, by: str, dry_run: bool) -> _Decided:
-    """Marks what the policy lets go, unless `dry_run`, and returns it with all that rows name afterwards."""
-    documents = [(name, bytes(digest)) for name, digest in s.execute(select(JobRow.name, JobRow.document))]
+def _decided(database: Database, store: BlobStore, policy: Retention, now_ms: int, by: str, dry_run: bool) -> _Decided:
+    """Reads the jobs' documents, which may take long, and only then decides in one transaction, which may not."""
+    known: dict[bytes, JobDocument] = {}
+    while True:
+        for job, digest in database.run_now(_documents):
+            if digest not in known:
+                known[digest] = read_document(store, job, digest)
+        decided = database.run_now(lambda s: _decide(s, known, policy, now_ms, by, dry_run))
+        if decided is not None:
+            return decided
+
+
+def _documents(s: Session) -> list[tuple[str, bytes]]:
+    return [(name, bytes(digest)) for name, digest in s.execute(select(JobRow.name, JobRow.document))]
+
+
+def _decide(
+    s: Session, known: Mapping[bytes, JobDocument], policy: Retention, now_ms: int, by: str, dry_run: bool
+) -> _Decided | None:
+    """Marks what the policy lets go, unless `dry_run`, and returns it with all that rows name afterwards.
+
+    Returns None, and changes nothing, if there is a job whose document is not known yet.
+    """
+    documents = _documents(s)
+    if not known.keys() >= {digest for _, digest in documents}:
+        return None
     _check_named(s, policy)
     named = {digest for _, digest in documents}
     gone: dict[str, tuple[int, ...]] = {}
     states = 0
     for job, digest in documents:
-        document = read_document(store, job, digest)
+        document = known[digest]
         named.update(document.blobs)
         averaged = 0 if document.average is None else document.average.width
         found = versions(s, job)

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 
 from coordinator import authority as book
 from coordinator import pki
-from coordinator.authority import load_authorities, retire, rotate
+from coordinator.authority import check_not_behind, load_authorities, retire, rotate
 from coordinator.pki import Authority, AuthorityUnusable
 from tacit.authorities import MAX_AUTHORITIES_BYTES, MAX_ROOTS, Authorities, AuthoritiesInvalid
 from tacit.identity import federation_of, sign
@@ -181,6 +181,23 @@ def test_rotate_and_retire_in_a_folder(folder, now, quick):
     assert third.authorities.number == done.authorities.number + 1
     assert len(third.authorities.roots) == 3
     assert third.trust.federation == before.trust.federation
+
+
+def test_a_copy_of_the_folder_that_lacks_a_change_is_refused(folder, now, quick):
+    """The journal has each change; the folders of several coordinators are copies of one another."""
+    told = []
+    first = load_authorities(folder, now=now).authorities
+    check_not_behind(first, None, None)
+    rotated = rotate(folder, now=now, tell=lambda following, before: told.append((following, before))).authorities
+    ((following, before),) = told
+    check_not_behind(rotated, following, None)
+    with pytest.raises(AuthorityUnusable, match="older than the journal says"):
+        check_not_behind(first, following, None)
+    retired = retire(folder, now=now).authorities
+    check_not_behind(retired, following, before)
+    # It would trust the authority that was retired, perhaps because its key was stolen.
+    with pytest.raises(AuthorityUnusable, match="Copy DIR/authority"):
+        check_not_behind(rotated, following, before)
 
 
 def test_the_only_authority_cannot_be_retired(folder, now):

@@ -395,6 +395,7 @@ def test_what_was_dealt_to_each_of_a_cohort_is_encoded_in_turn():
         sessions = MemberSessions.__new__(MemberSessions)
         sessions._encoder, sessions._sending = SharedEncoder(), Turns(2, 60.0)
         sessions._metrics = SimpleNamespace(message=made)  # type: ignore[assignment]
+        sessions._running = SimpleNamespace(sessions=SimpleNamespace(may_speak=lambda: True))
         await asyncio.gather(*(sessions._send(Slow(), message) for _ in range(20)))
 
     asyncio.run(all_at_once())

@@ -261,6 +261,23 @@ def test_commands_that_need_the_whole_database_and_coordinators_exclude_each_oth
     after.release()
 
 
+def test_a_command_refuses_while_a_lease_is_renewed_whatever_became_of_its_holders_connection(url, monkeypatch):
+    monkeypatch.setattr(module, "TAKEOVER_MS", 300)
+    held = taken(url, "a:1")
+    # Its connection to the database broke, and with it went its share of the lock.
+    with pytest.raises(DatabaseInUse, match="another coordinator serves"):
+        open_database(url, sole=True)
+    held.release()
+    open_database(url, sole=True).close()
+
+
+def test_a_command_that_hangs_in_a_transaction_gives_its_locks_back(url):
+    command = open_database(url)
+    told = command.run_now(lambda s: s.scalar(text("SHOW idle_in_transaction_session_timeout")))
+    command.close()
+    assert told == "1min"
+
+
 # ---- every interleaving ------------------------------------------------------------------------------------------
 
 

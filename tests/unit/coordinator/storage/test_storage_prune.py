@@ -10,6 +10,7 @@ from coordinator.domain.jobs import Norms
 from coordinator.metrics import Metrics
 from coordinator.services.job_check import check_job
 from coordinator.storage import backup, records
+from coordinator.storage import prune as prune_module
 from coordinator.storage.blobs import open_blobs
 from coordinator.storage.errors import NotFound, StoreInUse, StoreUnusable
 from coordinator.storage.jobs import StoredEvaluation, StoredVersion
@@ -121,6 +122,24 @@ def test_versions_states_and_blobs_that_nothing_names_go(place):
     again = place.prune(2)
     assert (again.versions, again.states, again.blobs) == ({}, 0, 0)
     assert place.database.run_now(records.journal)[-1].id == told.id
+
+
+def test_documents_are_read_before_the_transaction_and_a_job_that_comes_meanwhile_is_seen(place, monkeypatch):
+    """The transaction holds the journal's lock, for which all others wait, and a store may take long to answer."""
+    read, inside = prune_module.read_document, []
+
+    def slowly(store, job, digest):
+        # Another transaction writes meanwhile.
+        now = place.database.run_now(lambda s: records.note(s, "test", "subject", 1))
+        inside.append((job, now))
+        if len(inside) == 1:
+            fill(place.database, place.store, rounds=1, name="ward")
+        return read(store, job, digest)
+
+    monkeypatch.setattr(prune_module, "read_document", slowly)
+    place.prune(2)
+    assert [job for job, _ in inside] == ["desk", "ward"]
+    assert all(place.store.has(each.digest) for each in place.database.run_now(lambda s: records.versions(s, "ward")))
 
 
 def test_without_a_policy_only_blobs_that_nothing_names_go(place):
