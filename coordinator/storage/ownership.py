@@ -17,9 +17,8 @@ begins a history of its own.
   every blob that its rows name, then removes the other marks. From the mark on, prunings of the other history are
   refused. Deletions of one that had begun find only copies that are older than those that holding left.
 
-Guarantee: suppose a history has marked an entry that no other history has, at the latest one grace period minus the
-store's slack after it stored a blob. Then no pruning of another history deletes that blob, except after `take_over`.
-Why: pruning asks the store's time T first, then lists the marks, and deletes only copies older than T minus the grace
+Guarantee: a history that marks an entry of its own within the grace period, less the store's slack, of storing a blob
+keeps that blob: no pruning of another history deletes it, except after `take_over`. Why: pruning asks the store's time T first, then lists the marks, and deletes only copies older than T minus the grace
 period and the slack. The blob's history had marked by T.
 
 Assumptions: the store is strongly consistent (a listing has every mark that was written before, as S3 says since 2020);
