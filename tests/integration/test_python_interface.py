@@ -187,13 +187,18 @@ with tacit.local_federation(0, folder={str(tmp_path / "town")!r}):
     assert psutil.wait_procs([coordinator], timeout=30)[0]
 
 
-def below():
-    """The processes below this one. A PostgreSQL of other tests, whose workers come and go, is none of them."""
-    found = set()
-    for each in psutil.Process().children(recursive=True):
+def below(process=None):
+    """The processes below this one, with their words.
+
+    Two of the tests' own are none of them: a PostgreSQL, whose workers come and go, and the server of warm commands,
+    which also starts those of the tests beside this one.
+    """
+    found = {}
+    for each in (process or psutil.Process()).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if each.name() != "postgres":
-                found.add(each.pid)
+            words = " ".join(each.cmdline())
+            if each.name() != "postgres" and "tests.support.warm" not in words:
+                found |= {each.pid: words, **below(each)}
     return found
 
 
@@ -201,6 +206,7 @@ def test_nothing_is_left_behind(tmp_path):
     before = below()
     with tacit.local_federation(1) as town:
         folder = town.folder
-        assert below() - before
+        assert below().keys() - before.keys()
     assert not folder.exists()
-    assert not below() - before
+    left = below()
+    assert not {pid: left[pid] for pid in left.keys() - before.keys()}
