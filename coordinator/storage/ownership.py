@@ -18,8 +18,9 @@ begins a history of its own.
   refused. Deletions of one that had begun find only copies that are older than those that holding left.
 
 Guarantee: a history that marks an entry of its own within the grace period, less the store's slack, of storing a blob
-keeps that blob: no pruning of another history deletes it, except after `take_over`. Why: pruning asks the store's time T first, then lists the marks, and deletes only copies older than T minus the grace
-period and the slack. The blob's history had marked by T.
+keeps that blob: no pruning of another history deletes it, except after `take_over`. Why: pruning asks the store's time
+T first, then lists the marks, and deletes only copies older than T minus the grace period and the slack. The blob's
+history had marked by T.
 
 Assumptions: the store is strongly consistent (a listing has every mark that was written before, as S3 says since 2020);
 nobody deletes marks by hand. Marks are not written conditionally: two of them may exist at once, and that is how both
