@@ -31,16 +31,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Location
 from tacit.reading import toml_values
-from tacit.token import join_address, split_address
+from tacit.token import Address, Addresses, join_address, split_address
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_keys
-from toolkit.spans import ENDPOINT
+from toolkit.spans import check_endpoint
 
 __all__ = [
     "CoordinatorConfig",
@@ -77,7 +77,7 @@ class CoordinatorConfig(Document):
     metrics_host: _Host = Field(default="127.0.0.1", min_length=1)
     metrics_port: int = Field(default=7442, ge=0, le=65535)
     # Where spans of rounds go: the gRPC port of an OpenTelemetry collector. Empty: nowhere.
-    traces_to: Annotated[str, StringConstraints(max_length=512, pattern=f"^$|{ENDPOINT}")] = ""
+    traces_to: Annotated[str, StringConstraints(max_length=512)] = ""
 
     # Maximum open connections to the enrolment port: in total, and from one IPv4 address or IPv6 /64.
     enrolment_connections: int = Field(default=512, ge=8, le=16384)
@@ -95,7 +95,7 @@ class CoordinatorConfig(Document):
     # `advertise` with the federation port), and the federation addresses of all of them, which members get with their
     # certificates.
     replica_address: Annotated[str, StringConstraints(max_length=300)] = ""
-    replicas: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], AtMost(16)] = ()
+    replicas: Addresses = ()
 
     database_url: Location = "sqlite:///tacit.db"
     store_url: Location = "store"
@@ -150,11 +150,21 @@ class CoordinatorConfig(Document):
     @field_validator("replicas")
     @classmethod
     def _replicas(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            split_address(value)
         if len(set(values)) != len(values):
             raise ValueError("an address occurs twice")
         return values
+
+    @model_validator(mode="after")
+    def _replicas_are_advertised(self) -> Self:
+        for address in self.replicas:
+            if (host := split_address(address)[0]) not in self.advertise:
+                raise ValueError(f"replicas: the server's certificate would not have {host}; add it to advertise")
+        return self
+
+    @field_validator("traces_to")
+    @classmethod
+    def _traces_to(cls, url: str) -> str:
+        return check_endpoint(url) if url else url
 
     @field_validator("s3_endpoint")
     @classmethod
@@ -189,24 +199,11 @@ class OperatorConfig(Document):
     """operator.toml: which coordinator the operator's certificate beside it belongs to."""
 
     # host:port of the federation port.
-    address: str = Field(max_length=300)
+    address: Address
     # The same of the federation's other coordinators, one of which may be the active one.
-    other_addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], AtMost(16)] = ()
+    other_addresses: Addresses = ()
     # The fingerprint of root.pem.
     federation: Digest
-
-    @field_validator("address")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        split_address(value)
-        return value
-
-    @field_validator("other_addresses")
-    @classmethod
-    def _others(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            split_address(value)
-        return values
 
 
 def _host(name: str) -> str:

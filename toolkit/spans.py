@@ -17,10 +17,10 @@ from toolkit.install import install_with
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-__all__ = ["ENDPOINT", "Attributes", "Event", "Span", "Spans", "SpansUnusable", "sending"]
+__all__ = ["Attributes", "Event", "Span", "Spans", "SpansUnusable", "check_endpoint", "sending"]
 
 # The collector's address, without credentials: those are read from OTEL_EXPORTER_OTLP_HEADERS.
-ENDPOINT = r"^https?://[A-Za-z0-9\[\]:._-]{1,300}$"
+_ENDPOINT = r"^https?://[A-Za-z0-9\[\]:._-]{1,300}$"
 
 # Seconds for a request with its repeats, and for what is left at the end.
 _REQUEST_SECONDS = 3.0
@@ -78,6 +78,17 @@ class Spans(Protocol):
         """Takes a span. Never waits, and never fails."""
 
 
+def check_endpoint(url: str) -> str:
+    """Returns a collector's address.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if re.fullmatch(_ENDPOINT, url) is None:
+        raise ValueError("spans go to a collector's gRPC port; write its address as http://HOST:4317 or https://...")
+    return url
+
+
 @contextlib.contextmanager
 def sending(endpoint: str, service: str, attributes: Attributes) -> Iterator[Spans]:
     """Yields what sends spans to a collector. What waits at the end is sent then, for at most three seconds.
@@ -90,8 +101,10 @@ def sending(endpoint: str, service: str, attributes: Attributes) -> Iterator[Spa
     Raises:
         SpansUnusable: The address is none, or the extra is not installed.
     """
-    if re.fullmatch(ENDPOINT, endpoint) is None:
-        raise SpansUnusable("spans go to a collector's gRPC port; write its address as http://HOST:4317 or https://...")
+    try:
+        check_endpoint(endpoint)
+    except ValueError as error:
+        raise SpansUnusable(str(error)) from error
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:

@@ -26,16 +26,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import field_validator
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
+from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.identity import (
     CertificateInvalid,
     Role,
@@ -47,7 +46,7 @@ from tacit.identity import (
     own_key,
     sign,
 )
-from tacit.token import split_address
+from tacit.token import Address, Addresses
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_private
 
@@ -76,9 +75,9 @@ class IdentityDocument(Document):
     federation: Digest
     member: Short
     # host:port of the federation port.
-    address: str = Field(max_length=300)
+    address: Address
     # The same of the federation's other coordinators, one of which may be the active one.
-    other_addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], AtMost(16)] = ()
+    other_addresses: Addresses = ()
 
     @field_validator("member")
     @classmethod
@@ -86,19 +85,6 @@ class IdentityDocument(Document):
         if not name_is_valid(value):
             raise ValueError("not a valid member name")
         return value
-
-    @field_validator("address")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        split_address(value)
-        return value
-
-    @field_validator("other_addresses")
-    @classmethod
-    def _others(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            split_address(value)
-        return values
 
 
 def home_path(option: Path | None = None) -> Path:

@@ -23,21 +23,32 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     Field,
     PlainSerializer,
     PlainValidator,
     SerializerFunctionWrapHandler,
+    StringConstraints,
     field_validator,
     model_serializer,
     model_validator,
 )
 
 from tacit.authorities import Authorities
-from tacit.documents import Digest, Document, DocumentInvalid, Short
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.identity import name_is_valid
 
-__all__ = ["JoinToken", "TokenCutOff", "TokenInvalid", "join_address", "secret_hash", "split_address"]
+__all__ = [
+    "Address",
+    "Addresses",
+    "JoinToken",
+    "TokenCutOff",
+    "TokenInvalid",
+    "join_address",
+    "secret_hash",
+    "split_address",
+]
 
 SECRET_BYTES = 32
 _PREFIX = "tacit1."
@@ -118,6 +129,16 @@ def split_address(address: str) -> tuple[str, int]:
     if re.search(r"[/@?#\[\]]|[^!-~]", host) or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(f"{address!r} is not host:port")
     return host, int(port)
+
+
+def _is_address(value: str) -> str:
+    split_address(value)
+    return value
+
+
+# host:port as a key of a document, and those of a federation's coordinators.
+Address = Annotated[str, StringConstraints(max_length=300), AfterValidator(_is_address)]
+Addresses = Annotated[tuple[Address, ...], AtMost(16)]
 
 
 def join_address(host: str, port: int) -> str:

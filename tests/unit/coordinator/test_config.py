@@ -83,7 +83,7 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_AUTHORITY_ELSEWHERE": "true",
         "TACIT_WITNESSES": f"{'ab' * 32}, {'cd' * 32}",
         "TACIT_REPLICA_ADDRESS": "b.example.org:7441",
-        "TACIT_REPLICAS": "a.example.org:7441, b.example.org:7441",
+        "TACIT_REPLICAS": "a.example.org:7441, 10.0.0.9:7441",
         "TACIT_DATABASE_URL": "postgresql://db/tacit",
         "TACIT_STORE_URL": "s3://bucket/prefix",
         "TACIT_S3_ENDPOINT": "https://minio.example.org:9000",
@@ -116,7 +116,7 @@ def test_every_key_can_be_overridden(tmp_path):
     assert (config.enrolment_connections, config.enrolment_connections_per_address) == (100, 10)
     assert (config.member_messages_per_second, config.member_calls_per_second) == (50, 20.5)
     assert config.own_address == "b.example.org:7441"
-    assert config.replicas == ("a.example.org:7441", "b.example.org:7441")
+    assert config.replicas == ("a.example.org:7441", "10.0.0.9:7441")
     assert config.database_url == "postgresql://db/tacit"
     assert config.store_url == "s3://bucket/prefix"
     assert (config.s3_endpoint, config.s3_region) == ("https://minio.example.org:9000", "eu-west-3")
@@ -146,6 +146,8 @@ def test_an_invalid_variable_is_named(tmp_path):
         ('schema = 1\nadvertise = ["localhost"]\nlog_format = "xml"', "log_format"),
         ('schema = 1\nadvertise = ["localhost"]\nreplicas = ["nowhere"]', "host:port"),
         ('schema = 1\nadvertise = ["localhost"]\nreplicas = ["a:1", "a:1"]', "twice"),
+        ('schema = 1\nadvertise = ["localhost"]\nreplicas = ["localhost:1", "a:1"]', "add it to advertise"),
+        ('schema = 1\nadvertise = ["localhost"]\ntraces_to = "collector:4317"', "http://HOST:4317"),
         ('schema = 1\nadvertise = ["localhost"]\nreplica_address = "nowhere"', "host:port"),
         ('schema = 1\nadvertise = ["localhost"]\nprune_grace_hours = 0.9', "prune_grace_hours"),
         ('schema = 1\nadvertise = ["localhost"]\nmember_days = 1000', "member_days"),

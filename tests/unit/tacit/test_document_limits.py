@@ -808,7 +808,7 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         {**_POLICY, "advertise": ["a"]},
         "replicas",
         16,
-        lambda number: f"host-{number}:7441",
+        lambda number: f"a:{7000 + number}",
     ),
     "OperatorConfig.other_addresses": (
         OperatorConfig,
