@@ -70,7 +70,7 @@ def rounds(cells: Cells) -> None:
     values, count = (100_000, 3) if cells.quick else (ROUND_VALUES, ROUNDS)
     for members in (4,) if cells.quick else ROUND_MEMBERS:
         case = {"members": members, "values": values, "dropped": 0, "graph": "complete"}
-        cells.measure(case, "secure_over_clear_round", partial(_compare_rounds, members, values, count))
+        cells.measure(case, "secure_over_clear_without_members", partial(_compare_rounds, members, values, count))
 
 
 def peer(cells: Cells) -> None:

@@ -12,8 +12,8 @@ PAGE = Page(
             "rounds",
             "secure_agg",
             "secure_aggregation.costs --part rounds",
-            ("target", "secure_seconds", "clear_seconds"),
-            figures=("secure_over_clear_round",),
+            ("target", "secure_seconds", "clear_seconds", "secure_members_cpu", "clear_members_cpu", "cores"),
+            figures=("secure_over_clear_round", "secure_over_clear_without_members"),
         ),
         Section(
             "flower",

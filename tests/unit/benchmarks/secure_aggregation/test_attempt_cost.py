@@ -195,7 +195,7 @@ LINES = [
 def test_each_figure_is_in_one_section():
     sections = [section for section in PAGE.sections if section.bench == "secure_agg"]
     named = [name for section in sections for name in section.figures]
-    assert len(named) == len(set(named)) == 16
+    assert len(named) == len(set(named)) == 17
     texts = {each.name: section_text(each, each.lines(LINES)) for each in sections if each.name in ("flower", "cost")}
     assert "320" in texts["flower"]
     assert "secure_over_clear_round" not in texts["flower"]
