@@ -148,10 +148,11 @@ def _translatable(module: Any, translated: Set[Any]) -> bool:
     }
     casts, checks = {aten.to.dtype}, {aten._assert_tensor_metadata.default}
     same = {aten.__and__.Tensor: aten.bitwise_and.Tensor}
+    squares = {aten.square.default}
     graph = module.graph
     called = [node for node in graph.nodes if node.op == "call_function"]
     for node in called:
-        if node.target in names | casts | checks | same.keys():
+        if node.target in names | casts | checks | squares | same.keys():
             # The program knows its outputs by name.
             replaceable = all(user.op != "output" for user in node.users)
         else:
@@ -175,6 +176,8 @@ def _translatable(module: Any, translated: Set[Any]) -> bool:
                 node.args[:1],
                 {"dtype": node.meta["val"].dtype},
             )
+        elif node.target in squares:
+            node.target, node.args = aten.mul.Tensor, (node.args[0], node.args[0])
         else:
             node.target = same.get(node.target, node.target)
     module.recompile()
