@@ -26,8 +26,9 @@ __all__ = ["Desk", "Front", "Methods"]
 
 log = structlog.get_logger("coordinator.workers")
 
-# A connection carries 64 calls at once. Honest members have one or two open, and a burst of downloads.
-_CALLS_OF_A_CONNECTION = 64
+# A connection carries 64 calls at once. Calls whose member has just gone end here a moment later than in the worker, and
+# no member may get its worker killed by opening and closing calls.
+_CALLS_OF_A_CONNECTION, _ENDING = 64, 4096
 _MAX_CALLS = 100_000
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs do not know it
@@ -263,7 +264,7 @@ class Desk:
         self._methods = methods
         self._channel = channel
         self._worker = worker
-        self._max_calls = min(_MAX_CALLS, connections * _CALLS_OF_A_CONNECTION)
+        self._max_calls = min(_MAX_CALLS, connections * _CALLS_OF_A_CONNECTION + _ENDING)
         self._calls: dict[int, _Call] = {}
         self._newest = 0
 

@@ -170,11 +170,11 @@ class Workers:
         self._methods = methods
         self._beating = threading.Thread(target=self._beat, daemon=True, name="pulse")
         self._beating.start()
-        try:
-            await asyncio.gather(*(self._spawn(each) for each in self._workers))
-        except WorkersFailed:
-            await self.drain(0.0)
-            raise
+        started = await asyncio.gather(*(self._spawn(each) for each in self._workers), return_exceptions=True)
+        for failure in started:
+            if failure is not None:
+                await self.drain(0.0)
+                raise failure
         for each in self._workers:
             each.watching = asyncio.create_task(self._watch(each))
         self._looking = asyncio.create_task(self._look())

@@ -15,6 +15,8 @@ from coordinator.workers.front import Desk, Methods
 
 CALLER = {"peer": "ipv4:192.0.2.1:5", "peer_uri": ["tacit://f/member/north"], "x509_pem_cert": ["PEM"]}
 CONNECTIONS = 1
+# The calls that one connection carries, and those that may be about to end.
+MOST = 64 + 4096
 
 
 def on_a_loop(test):
@@ -251,7 +253,7 @@ OPEN_TWICE = Kind.OPEN, 1, opening("Twice")
             [(Kind.OPEN, 1, opening("Echo")), (Kind.SAID, 1, b""), (Kind.SAID, 1, b"")], id="a second message of one"
         ),
         pytest.param(
-            [(Kind.OPEN, number, opening("Twice")) for number in range(1, 64 * CONNECTIONS + 2)], id="too many calls"
+            [(Kind.OPEN, number, opening("Twice")) for number in range(1, MOST + 2)], id="too many calls"
         ),
     ],
 )
@@ -267,9 +269,9 @@ async def test_a_worker_that_breaks_the_rules_is_cut_off(frames):
 @on_a_loop
 async def test_as_many_calls_as_the_connections_carry_are_served():
     async with Wire() as wire:
-        for number in range(1, 64 * CONNECTIONS + 1):
+        for number in range(1, MOST + 1):
             wire.send(Kind.OPEN, number, opening("Twice"))
-        for _ in range(64 * CONNECTIONS):
+        for _ in range(MOST):
             assert (await wire.next()).kind is Kind.READ
         assert not wire.broken.done()
 
