@@ -98,6 +98,8 @@ def test_a_job_with_noise_is_trained_and_charged(federation):
         federation.home(name).joinpath("policy.toml").write_text("schema = 1\n")
     federation.create(ROOT / "examples" / "mechanisms" / "dp-sgd.toml")
     for name in MEMBERS:
+        # The other tests' data has fewer rows, which would cost more.
+        federation.data(name).unlink()
         federation.data(name, 360)
     members = [
         federation.start(name, "--job", "dp-sgd", "--data-name", "dp-sgd", "--until-finished") for name in MEMBERS
@@ -176,7 +178,9 @@ def test_no_worker_outlives_its_coordinator_and_a_stop_is_clean(federation):
     assert federation.coordinator.stop() == 0
     assert not any(runs(process) for process in second.values())
     # The Goodbye reached it through a worker.
-    assert sentence(Reason.REASON_COORDINATOR_STOPPING) in member.wait_for("disconnected")["why"]
+    while sentence(Reason.REASON_COORDINATOR_STOPPING) not in member.wait_for("disconnected")["why"]:
+        # It tried while no coordinator ran.
+        continue
     federation.serve()
 
 

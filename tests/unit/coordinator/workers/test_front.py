@@ -114,7 +114,8 @@ class Wire:
     async def __aexit__(self, *_):
         self.worker.close()
         await self.broken
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def send(self, kind, call=0, payload=b""):
         self.worker.send(kind, call, payload)
@@ -227,7 +228,8 @@ async def test_calls_end_with_their_worker():
         assert (await wire.next()).kind is Kind.READ
         wire.worker.close()
         assert await wire.broken == ""
-        await asyncio.gather(*wire.tasks)
+        async with asyncio.timeout(30):
+            await asyncio.gather(*wire.tasks)
         assert wire.services.ended == ["twice"]
         assert len(wire.desk) == 0
 
@@ -252,9 +254,7 @@ OPEN_TWICE = Kind.OPEN, 1, opening("Twice")
         pytest.param(
             [(Kind.OPEN, 1, opening("Echo")), (Kind.SAID, 1, b""), (Kind.SAID, 1, b"")], id="a second message of one"
         ),
-        pytest.param(
-            [(Kind.OPEN, number, opening("Twice")) for number in range(1, MOST + 2)], id="too many calls"
-        ),
+        pytest.param([(Kind.OPEN, number, opening("Twice")) for number in range(1, MOST + 2)], id="too many calls"),
     ],
 )
 @on_a_loop
