@@ -79,6 +79,9 @@ class CoordinatorConfig(Document):
     # Where spans of rounds go: the gRPC port of an OpenTelemetry collector. Empty: nowhere.
     traces_to: Annotated[str, StringConstraints(max_length=512)] = ""
 
+    # Processes that end members' connections. 1: the coordinator's own process does, and there is no other.
+    workers: int = Field(default=1, ge=1, le=64)
+
     # Maximum open connections to the enrolment port: in total, and from one IPv4 address or IPv6 /64.
     enrolment_connections: int = Field(default=512, ge=8, le=16384)
     enrolment_connections_per_address: int = Field(default=64, ge=1, le=16384)
@@ -404,6 +407,10 @@ metrics_host = {metrics_host}
 metrics_port = {metrics_port}
 # Spans of rounds: the gRPC port of an OpenTelemetry collector (http://HOST:4317, or https://). Empty: nowhere.
 traces_to = {traces_to}
+
+# How many processes end members' connections (TLS and gRPC), on Linux. 1: the coordinator's own process does. More
+# spread that work over cores; see docs/operations.md before raising it.
+workers = {workers}
 
 # Maximum open connections to the enrolment port: in total, and from one address (IPv6: one /64). Behind a load
 # balancer everybody has its address, so set both to the same number.

@@ -314,6 +314,25 @@ INSTRUMENTS = (
     Instrument("store_blobs", "gauge", "Blobs in the store.", "blobs"),
     Instrument("lease_active", "gauge", "1 if this coordinator is the active one, 0 if it stands by.", ""),
     Instrument("lease_fence", "gauge", "Number of the lease, which grows with each takeover; 0 on SQLite.", ""),
+    Instrument(
+        "workers",
+        "gauge",
+        "Worker processes that accept members' connections; 0 if the main process does.",
+        "processes",
+    ),
+    Instrument(
+        "worker_starts", "counter", "Starts of a worker; each after the first follows a death.", "starts", ("worker",)
+    ),
+    Instrument("worker_calls", "gauge", "Open calls of a worker, sessions included.", "calls", ("worker",)),
+    Instrument(
+        "worker_cpu_seconds",
+        "counter",
+        "CPU time of a worker; the main process's is process_cpu_seconds_total.",
+        "seconds",
+        ("worker",),
+    ),
+    Instrument("worker_resident_bytes", "gauge", "Resident memory of a worker.", "bytes", ("worker",)),
+    Instrument("worker_open_files", "gauge", "Open files of a worker, its connections included.", "files", ("worker",)),
     Instrument("build_info", "gauge", "Always 1; the label is the software's version.", "", ("version",)),
 )
 
@@ -378,6 +397,8 @@ class Metrics:
         self._over: set[str] = set()
         self._statuses: dict[str, str] = {}
         self._expires: tuple[float, ...] = ()
+        # Those that accept connections.
+        self._workers: set[int] = set()
         # Prometheus sees no increase in a counter that appears with its first event. So counters that alerts and panels
         # use exist from the start. For other reasons, the first event counts only in sums (see the alert rules).
         for outcome in ("granted", *_REFUSED_TOKENS):
@@ -387,6 +408,7 @@ class Metrics:
             self._of.add("enrolment_connections", 0, outcome=ended)
         for kind in ("messages", "calls"):
             self._of.add("members_limited", 0, kind=kind)
+        self._of.set("workers", 0)
         self._of.set("build_info", 1, version=software_version or "unknown")
         self._of.ask("memory_peak_bytes", _peak_memory)
         self._of.ask("member_certificate_expires_timestamp_seconds", self._first_to_expire)
@@ -615,6 +637,26 @@ class Metrics:
         self._of.set("enrolment_connections_open", open_now)
         for outcome, count in counts.items():
             self._of.add("enrolment_connections", count, outcome=outcome)
+
+    def worker_started(self, worker: int) -> None:
+        """Counts a worker that accepts connections from now on."""
+        self._of.add("worker_starts", worker=str(worker))
+        self._workers.add(worker)
+        self._of.set("workers", len(self._workers))
+
+    def worker_uses(self, worker: int, *, calls: int, cpu: float, resident: float, files: float) -> None:
+        """Records what a worker uses: open calls, CPU seconds since the last report, resident bytes, open files."""
+        self._of.add("worker_cpu_seconds", cpu, worker=str(worker))
+        self._of.set("worker_calls", calls, worker=str(worker))
+        self._of.set("worker_resident_bytes", resident, worker=str(worker))
+        self._of.set("worker_open_files", files, worker=str(worker))
+
+    def worker_ended(self, worker: int) -> None:
+        """Records that a worker is gone, until it starts again."""
+        self._workers.discard(worker)
+        self._of.set("workers", len(self._workers))
+        for gauge in ("worker_calls", "worker_resident_bytes", "worker_open_files"):
+            self._of.set(gauge, 0, worker=str(worker))
 
     def member_limited(self, kind: Limited) -> None:
         """Counts a call that was refused, or a session that was ended, because the member sent too much."""

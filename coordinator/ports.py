@@ -1,18 +1,22 @@
 """The ports of a coordinator, active or standing by: how they are bound, checked and described."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.metrics import Metrics
 from coordinator.relay.supervisor import Supervisor, listen, socket_folder
+from coordinator.services.credentials import federation_credentials, server_options
+from coordinator.workers.front import Front
+from coordinator.workers.supervisor import Workers, reserve
 from toolkit.tls import speaks_tls_12
 
-__all__ = ["CannotServe", "bind", "reflect", "refuse_tls_12", "relayed"]
+__all__ = ["CannotServe", "bind", "inside", "reflect", "refuse_tls_12", "relayed"]
 
 
 class CannotServe(RuntimeError):
@@ -62,6 +66,48 @@ async def refuse_tls_12(config: CoordinatorConfig) -> None:
                 f"port {port} would accept TLS 1.2: this environment sets GRPC_SSL_CIPHER_SUITES, or this gRPC behaves "
                 "differently from the tested ones; unset the variable, or pin gRPC"
             )
+
+
+async def inside(
+    folder: CoordinatorFolder,
+    config: CoordinatorConfig,
+    connections: int,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]  # its stubs alone are generic
+    metrics: Metrics,
+) -> tuple[grpc.aio.Server, int]:
+    """Returns the server of members and operators, in this process or over workers, and the port that it has.
+
+    Args:
+        folder: The coordinator's folder.
+        config: The configuration.
+        connections: Maximum number of connections, of all workers together.
+        interceptors: What every call passes.
+        metrics: Where workers are counted.
+
+    Raises:
+        CannotServe: the port cannot be bound.
+        WorkersFailed: this system cannot share a port between workers.
+    """
+    host, port = config.listen_host, config.federation_port
+    if config.workers == 1:
+        options = server_options(connections=connections, window_kib=config.upload_window_kib)
+        server = grpc.aio.server(interceptors=interceptors, options=options)
+        return server, bind(server, host, port, federation_credentials(folder))
+    try:
+        held = await reserve(host, port)
+    except OSError as error:
+        raise _cannot_bind(host, port) from error
+    workers = Workers(
+        folder.path,
+        held,
+        host=host,
+        count=config.workers,
+        connections=connections,
+        window_kib=config.upload_window_kib,
+        metrics=metrics,
+        log_format=config.log_format,
+    )
+    return Front(interceptors, workers.run, workers.drain), workers.port
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:

@@ -25,14 +25,13 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  #
 from coordinator import descriptors, heap, ports
 from coordinator.authority import Anchors, check_not_behind, load_authorities
 from coordinator.closed import check_folder, check_storage
-from coordinator.config import CoordinatorConfig, CoordinatorFolder, load_config
+from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.metrics import Metrics, watch_loop
 from coordinator.pki import authority_passphrase
 from coordinator.ports import CannotServe
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import (
     enrolment_credentials,
-    federation_credentials,
     refresh_server_certificate,
     server_identity,
     server_options,
@@ -120,6 +119,7 @@ async def start(
         CannotServe: a port is taken.
         NotPrivate: the folder, a key or the database is open to other users.
         RelayFailed: the relay did not start.
+        WorkersFailed: a worker did not start.
         StorageError: the database or the store cannot be used.
         AuthorityUnusable: the authority's files cannot be used.
         LifetimeOutOfRange: the authority ends too soon to certify the server.
@@ -143,17 +143,11 @@ async def start(
     await make_way()
     checks = health.HealthServicer()
     files = await _divided(config, runtime.database)
-    only_active = OnlyActive(lambda: None if held is None or held.runs() else _LAPSED)
-    outside, inside = (
-        grpc.aio.server(interceptors=(only_active, GuardInterceptor()), options=options)
-        for options in (
-            server_options(public=True),
-            server_options(connections=files.federation, window_kib=config.upload_window_kib),
-        )
-    )
+    interceptors = (OnlyActive(lambda: None if held is None or held.runs() else _LAPSED), GuardInterceptor())
+    outside = grpc.aio.server(interceptors=interceptors, options=server_options(public=True))
     relay = await ports.relayed(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
     stack.push_async_callback(relay.stop)
-    federation_port = ports.bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
+    inside, federation_port = await ports.inside(folder, config, files.federation, interceptors, metrics)
     # Port 0 took any free port, so put the bound ports into the configuration.
     config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
     upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
@@ -204,8 +198,9 @@ async def start(
     metrics.watch_disk(folder.path)
     stack.callback(asyncio.create_task(watch_loop(metrics, lambda: runtime.uploads.spooled)).cancel)
     for server in (inside, outside):
-        await server.start()
+        # Workers hold their port from here on.
         stack.push_async_callback(server.stop, _STOP_SECONDS)
+        await server.start()
     await relay.start()
     await ports.refuse_tls_12(config)
     await upkeep.look()
@@ -350,11 +345,12 @@ async def _say_goodbye(checks: health.HealthServicer, runtime: Runtime) -> None:
     runtime.sessions.end_all(Reason.REASON_COORDINATOR_STOPPING)
 
 
-async def serve(path: Path, *, new_database: bool = False) -> None:
+async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = False) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
         path: The coordinator's folder.
+        config: Its configuration.
         new_database: See `start`.
     """
     heap.frugal()
@@ -362,7 +358,7 @@ async def serve(path: Path, *, new_database: bool = False) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    config, folder = load_config(path), CoordinatorFolder(path)
+    folder = CoordinatorFolder(path)
     async with AsyncExitStack() as stack:
         # A standby answers until the active coordinator has read its jobs and binds the same ports.
         standby = await stack.enter_async_context(AsyncExitStack())

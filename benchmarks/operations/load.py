@@ -11,18 +11,26 @@ round            seconds from the round's opening to its version; the coordinato
 idle             resident size of the coordinator with many idle sessions, and the share of one session
 vectors          peak in a round of few members with large vectors, in vectors (`secure_aggregation.memory`)
 
+`--workers 1 2` measures each cell with as many workers of the coordinator, one after the other. Processor time and
+memory are those of the main process and its workers together. `--beside FOLDER` measures each cell with the coordinator
+of another checkout, too, which may be older; members, commands and jobs are of this one.
+
 A member's key takes half a second to make. Idle members sign nothing, so they share a few.
 """
 
 import asyncio
 import math
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -39,7 +47,7 @@ from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
 from toolkit.durable import durable_file
 
-__all__ = ["idle", "secure_round"]
+__all__ = ["Served", "idle", "secure_round"]
 
 BENCH = "load"
 
@@ -53,6 +61,46 @@ ROUND_MEMORY, IDLE_MEMORY = 2**30, 600 * 2**20
 _SHARED_KEYS = 16
 _ENROLLING = 8
 _JOB = "load"
+
+
+@dataclass(frozen=True)
+class Served:
+    """Which coordinator a cell measures.
+
+    workers: its processes for members' connections; 1: its main process alone.
+    beside: another checkout whose code it runs; None: this one.
+    """
+
+    workers: int = 1
+    beside: Path | None = None
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """What identifies it in the results."""
+        if self.beside is None:
+            return {"workers": self.workers}
+        commit = subprocess.run(
+            ["git", "-C", str(self.beside), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        return {"workers": self.workers, "coordinator": commit}
+
+    async def start(self, running: Federation) -> list[psutil.Process]:
+        """Start it, and return its main process and then its workers."""
+        options = ["serve", "--dir", str(running.dir), *(["--workers", str(self.workers)] if self.workers > 1 else [])]
+        if self.beside is None:
+            words = [str(Path(sys.executable).parent / "coordinator"), *options]
+        else:
+            path = os.pathsep.join([str(self.beside), str(self.beside / "proto")])
+            start = "from coordinator.cli import main; main()"
+            words = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-c", start, *options]
+        main = psutil.Process(await running.serve(words))
+        found = [each for each in main.children() if "coordinator.workers" in each.cmdline()]
+        if self.workers > 1 and len(found) != self.workers:
+            raise MeasurementFailed(f"{len(found)} workers run, and not {self.workers}")
+        return [main, *found]
 
 
 async def enrol_all(running: Federation, names: list[str], keys: int | None = None) -> None:
@@ -131,7 +179,7 @@ def _connected(page: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-async def secure_round(members: int) -> list[Figure]:
+async def secure_round(members: int, served: Served = Served()) -> list[Figure]:
     """Measure one full secure round."""
     from export.bundle import read_job_bundle
 
@@ -143,17 +191,18 @@ async def secure_round(members: int) -> list[Figure]:
             await enrol_all(running, names)
             # Restarted, because enrolment leaves traces in memory.
             running.end()
-            coordinator = psutil.Process(await running.serve())
+            coordinator = await served.start(running)
             processes = _spawn(running, "benchmarks.library.members", names, "--met")
             await _ready(running, members)
-            connected = coordinator.memory_info().rss
+            connected = _resident(coordinator)
             await asyncio.to_thread(_bundle, running, members)
-            peak = Peak(coordinator.pid)
-            before = _cpu([coordinator]), _cpu(processes)
+            peaks = [Peak(each.pid) for each in coordinator]
+            before = _cpu(coordinator), _cpu(processes), _cpu(coordinator[:1])
             await asyncio.to_thread(_create, running)
             detail = await running.finished(_JOB, CELL_SECONDS)
-            after = _cpu([coordinator]), _cpu(processes)
-            highest = peak.highest()
+            after = _cpu(coordinator), _cpu(processes), _cpu(coordinator[:1])
+            # Not all at one moment: the sum is at least what they had together.
+            highest = sum(each.highest() for each in peaks)
             values = read_job_bundle(running.folder / f"bundle-{_JOB}").document.values
         finally:
             running.end()
@@ -163,7 +212,11 @@ async def secure_round(members: int) -> list[Figure]:
         raise MeasurementFailed(f"the sum has {len(attempt.survivors)} of {members} members and {values} values")
     seconds = (round_.ended_ms - round_.opened_ms) / 1000
     own, others = after[0] - before[0], after[1] - before[1]
-    more = {"members_cpu_seconds": round(others, 1), "members_cpu_seconds_each": round(others / members, 3)}
+    more = {
+        "main_cpu_seconds": round(after[2] - before[2], 1),
+        "members_cpu_seconds": round(others, 1),
+        "members_cpu_seconds_each": round(others / members, 3),
+    }
     return [
         Figure("round_seconds", round(seconds, 1), "s"),
         Figure("coordinator_cpu_seconds", round(own, 1), "s", more),
@@ -171,9 +224,13 @@ async def secure_round(members: int) -> list[Figure]:
             "coordinator_peak_rss_bytes",
             highest,
             "B",
-            {"target": ROUND_MEMORY, "connected_bytes": connected, "method": peak.method},
+            {"target": ROUND_MEMORY, "connected_bytes": connected, "method": peaks[0].method},
         ),
     ]
+
+
+def _resident(processes: list[psutil.Process]) -> int:
+    return sum(int(each.memory_info().rss) for each in processes)
 
 
 def _bundle(running: Federation, members: int) -> None:
@@ -187,7 +244,7 @@ def _create(running: Federation) -> None:
     running.command("coordinator", "job", "create", "--bundle", bundle, "--operator", running.dir / "operator")
 
 
-async def idle(sessions: int) -> list[Figure]:
+async def idle(sessions: int, served: Served = Served()) -> list[Figure]:
     """Measure idle sessions."""
     names = [f"member-{number:05}" for number in range(sessions)]
     with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
@@ -196,13 +253,13 @@ async def idle(sessions: int) -> list[Figure]:
             await running.serve()
             await enrol_all(running, names, _SHARED_KEYS)
             running.end()
-            coordinator = psutil.Process(await running.serve())
-            alone = coordinator.memory_info().rss
-            peak = Peak(coordinator.pid)
+            coordinator = await served.start(running)
+            alone = _resident(coordinator)
+            peaks = [Peak(each.pid) for each in coordinator]
             _spawn(running, "benchmarks.operations.idle_sessions", names)
             await _ready(running, sessions)
-            held, highest = coordinator.memory_info().rss, peak.highest()
-            files = coordinator.num_fds()
+            held, highest = _resident(coordinator), sum(each.highest() for each in peaks)
+            files = sum(each.num_fds() for each in coordinator)
         finally:
             running.end()
     more = {"target": IDLE_MEMORY, "alone_bytes": alone, "peak_bytes": highest, "open_files": files}
@@ -217,6 +274,8 @@ def main() -> None:
     options = parser("operations.load")
     options.add_argument("cells", nargs="*", help="round, idle or vectors (default: all)")
     options.add_argument("--members", type=int, help="number of members (default: that of the target)")
+    options.add_argument("--workers", type=int, nargs="+", default=[1], help="workers of the coordinator (default: 1)")
+    options.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout whose coordinator to measure")
     chosen = options.parse_args()
     cells = chosen.cells or ["round", "idle", "vectors"]
     if wrong := set(cells) - {"round", "idle", "vectors"}:
@@ -225,16 +284,21 @@ def main() -> None:
     in_round = chosen.members or (QUICK_MEMBERS if chosen.quick else MEMBERS)
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
     few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
-    work = {
-        "round": ({"members": in_round, "values": SOFT_PROMPT}, lambda: secure_round(in_round)),
-        "idle": ({"members": sessions, "values": 0}, lambda: idle(sessions)),
-        "vectors": ({"members": few, "values": large}, lambda: measure(few, large, 1)),
-    }
+    coordinators = [Served(count) for count in chosen.workers]
+    if chosen.beside is not None:
+        coordinators.append(Served(1, chosen.beside.resolve()))
     for cell in cells:
-        case, run = work[cell]
-        if not results.done(case):
-            results.open([])
-            results.add(case, asyncio.run(run()))
+        for served in coordinators if cell != "vectors" else [Served()]:
+            work = {
+                "round": ({"members": in_round, "values": SOFT_PROMPT}, lambda served: secure_round(in_round, served)),
+                "idle": ({"members": sessions, "values": 0}, lambda served: idle(sessions, served)),
+                "vectors": ({"members": few, "values": large}, lambda _: measure(few, large, 1)),
+            }
+            numbers, run = work[cell]
+            case = {**numbers, **served.case}
+            if not results.done(case):
+                results.open([])
+                results.add(case, asyncio.run(run(served)))
 
 
 if __name__ == "__main__":

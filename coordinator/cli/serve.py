@@ -15,6 +15,14 @@ def serve(
     log_format: Annotated[
         Literal["console", "json"] | None, typer.Option(help="Log format. Default: from coordinator.toml.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="How many processes end members' connections. Default: from coordinator.toml, where it is 1.",
+        ),
+    ] = None,
     new_database: Annotated[
         bool,
         typer.Option(
@@ -47,6 +55,7 @@ def serve(
     from coordinator.server import CannotServe, serve
     from coordinator.services.member_lines import MemberLines
     from coordinator.storage.errors import StorageError
+    from coordinator.workers.supervisor import WorkersFailed
     from tacit.documents import DocumentInvalid
     from toolkit.console import ExitCode, fail
     from toolkit.logs import configure
@@ -54,9 +63,13 @@ def serve(
 
     try:
         config = load_config(dir)
-        configure(log_format or config.log_format, first=(MemberLines(time.monotonic),))
-        asyncio.run(serve(dir, new_database=new_database))
+        # Workers are told the format that counts.
+        config = config.model_copy(update={"log_format": log_format or config.log_format})
+        if workers is not None:
+            config = config.model_copy(update={"workers": workers})
+        configure(config.log_format, first=(MemberLines(time.monotonic),))
+        asyncio.run(serve(dir, config, new_database=new_database))
     except (DocumentInvalid, AuthorityUnusable, NotPrivate) as error:
         fail(str(error), ExitCode.USAGE)
-    except (CannotServe, RelayFailed, StorageError) as error:
+    except (CannotServe, RelayFailed, StorageError, WorkersFailed) as error:
         fail(str(error), ExitCode.FAILED)

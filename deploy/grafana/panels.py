@@ -559,6 +559,37 @@ _HEALTH = Row(
             ),
         ),
         Panel(
+            "Workers",
+            "Workers that accept members' connections (0: the main process does), and their starts. A start after the "
+            "first follows a death.",
+            "none",
+            (
+                Query(f"sum({_c('workers', job=False)})", "running"),
+                Query(f"sum by (worker) ({_c('worker_starts_total', job=False)})", "starts of {{worker}}"),
+            ),
+        ),
+        Panel(
+            "Open calls and files of workers",
+            "Sessions, uploads and downloads of each worker, and its open files.",
+            "none",
+            (
+                Query(f"sum by (worker) ({_c('worker_calls', job=False)})", "calls of {{worker}}"),
+                Query(f"sum by (worker) ({_c('worker_open_files', job=False)})", "files of {{worker}}"),
+            ),
+        ),
+        Panel(
+            "CPU of workers",
+            "Cores that each worker uses.",
+            "none",
+            (Query(f"sum by (worker) ({_rate(_c('worker_cpu_seconds_total', job=False))})", "{{worker}}"),),
+        ),
+        Panel(
+            "Memory of workers",
+            "Resident memory of each worker.",
+            "bytes",
+            (Query(f"sum by (worker) ({_c('worker_resident_bytes', job=False)})", "{{worker}}"),),
+        ),
+        Panel(
             "Lease",
             "How many coordinators are active (one, or none for seconds), and the number of the lease, which grows "
             "with each takeover.",

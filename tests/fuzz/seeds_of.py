@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from coordinator.workers.frames import Kind, header
 from edge_client.ledger.chain import ZERO, Recovered, record_after
 from edge_client.private_store.container import PrivateState, encode
 from secure_agg.packing import pack_in_place
@@ -133,6 +134,10 @@ _OTHERS: dict[str, list[bytes]] = {
     "shares": [bytes(33) * 3, bytes([1]) + bytes(32)],
     "public_key": [SecretKey(bytes(range(96))).public],
     "sealed": [_sealed()],
+    "worker_frames": [
+        header(Kind.OPEN, 1, 2) + b"{}" + header(Kind.SAID, 1, 3) + b"abc" + header(Kind.GONE, 1, 0),
+        header(Kind.FIGURES, 0, 9) + b'{"cpu":1}' + header(Kind.ALL_SAID, 7, 0),
+    ],
     "merkle_path": [bytes([1, 4]) + bytes(64)],
     "inclusion_proof": [bytes([1, 4]) + bytes(64), bytes([0, 1])],
     "consistency_proof": [bytes([3, 7]) + bytes(128), bytes([4, 4])],

@@ -19,6 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from coordinator.corpus_rules import CorpusInvalid, RowsCheck
+from coordinator.workers.frames import FROM_WORKER, ChannelBroken, Frame, Kind, Parser, decoded
 from edge_client.ledger.chain import RecordInvalid, record_from
 from edge_client.policy.conditions import Window
 from edge_client.private_store.container import StateDamaged, StateNewer, StateSealed, decode  # type: ignore[attr-defined]
@@ -199,6 +200,17 @@ def _merkle_path(data: bytes) -> None:
         root_from_path(bytes(32), data[0], data[1], path)
 
 
+def _worker_frames(data: bytes) -> None:
+    def deliver(frame: Frame) -> None:
+        if frame.kind in (Kind.OPEN, Kind.FIGURES, Kind.LISTENING):
+            decoded(frame.payload)
+
+    parser = Parser(FROM_WORKER)
+    with contextlib.suppress(ChannelBroken):
+        for at in range(0, len(data), 17):
+            parser.feed(data[at : at + 17], deliver)
+
+
 def _sum(data: bytes) -> None:
     words = np.frombuffer(data[: len(data) // 8 * 8], "<u8")
     layout = Layout((Segment("update", max(1, words.size), scale=1000.0, bound=1.0),), bits=24)
@@ -297,6 +309,7 @@ TARGETS: Mapping[str, Target] = {
     "consistency_proof": _consistency_proof,
     "roster_log": _roster_log,
     "roster_copy": _roster_copy,
+    "worker_frames": _worker_frames,
     "sum": _sum,
     "corpus_rows": _corpus_rows,
     "examples_jsonl": partial(_examples, "it.jsonl"),

@@ -97,6 +97,7 @@ def test_every_key_can_be_overridden(tmp_path):
         "TACIT_KEEP_RESTARTS": "false",
         "TACIT_KEEP_NAMED": "desk/3, ward/10",
         "TACIT_PRUNE_GRACE_HOURS": "48",
+        "TACIT_WORKERS": "4",
         "TACIT_UPLOAD_WINDOW_KIB": "1024",
         "TACIT_LOG_FORMAT": "json",
         "TACIT_TOKEN_HOURS": "2.5",
@@ -122,6 +123,7 @@ def test_every_key_can_be_overridden(tmp_path):
     assert (config.s3_endpoint, config.s3_region) == ("https://minio.example.org:9000", "eu-west-3")
     assert (config.s3_ca_file, config.s3_path_style, config.store_cache_gb) == ("ca.pem", True, 2.5)
     assert (config.log_format, config.token_hours, config.member_days) == ("json", 2.5, 30)
+    assert config.workers == 4
     assert config.upload_window_kib == 1024
 
 

@@ -65,6 +65,8 @@ def everything(metrics: Metrics) -> None:
     metrics.database(0.02, False)
     metrics.database(0.3, True)
     metrics.event_loop_lag(0.004)
+    metrics.worker_started(1)
+    metrics.worker_uses(1, calls=3, cpu=0.5, resident=6e7, files=20)
 
 
 def test_a_certificate_that_is_gone_has_no_series(metrics):
@@ -158,6 +160,12 @@ def test_everything_that_happens_is_counted(metrics):
     assert value("corpora_total", job="desk", outcome="declined") == 1
     assert value("enrolments_total", outcome="granted") == 1
     assert value("build_info", version="0.1.0") == 1
+    metrics.worker_started(1)
+    metrics.worker_uses(1, calls=2, cpu=0.25, resident=6e7, files=20)
+    assert (value("workers"), value("worker_starts_total", worker="1")) == (1, 2)
+    assert (value("worker_calls", worker="1"), value("worker_cpu_seconds_total", worker="1")) == (2, 0.75)
+    metrics.worker_ended(1)
+    assert (value("workers"), value("worker_calls", worker="1")) == (0, 0)
     metrics.job_ended("desk")
     assert value("members_ready", job="desk") == 0
     assert math.isnan(value("rounds_total", job="other", outcome="published", reason=""))
@@ -171,7 +179,8 @@ def test_names_and_labels_are_few_and_fixed(metrics):
         for sample in family.samples:
             labels.update(sample.labels)
     # The journal says who took part or dropped out; no label may name a member.
-    assert labels == {"job", "outcome", "reason", "phase", "direction", "channel", "version", "status", "kind", "le"}
+    whole = {"job", "outcome", "reason", "phase", "direction", "channel", "version", "status", "kind", "worker", "le"}
+    assert labels == whole
 
 
 def test_exactly_the_declared_instruments_are_shown(metrics, tmp_path):

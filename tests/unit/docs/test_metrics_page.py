@@ -60,7 +60,7 @@ def test_names_end_in_their_unit_and_help_is_a_sentence(module):
         assert list(each.buckets) == sorted(set(each.buckets))
         # No label can name a member.
         assert set(each.labels) <= {
-            *("job", "phase", "outcome", "reason", "status", "direction", "channel", "kind", "version"),
+            *("job", "phase", "outcome", "reason", "status", "direction", "channel", "kind", "version", "worker"),
         }, each.name
 
 
