@@ -109,7 +109,7 @@ def test_found_numbers_keep_the_guarantee_for_every_roster(n: int, groups: int, 
         size = math.ceil(members / groups)
         assert corrupt_in_group(members, corrupt, size, groups, sigma) <= c
         assert 2 * threshold > size + c
-        sizes = [len(group) for group in draw_groups(bytes(32), (), names(members), groups)]
+        sizes = [len(group) for group in draw_groups(bytes(32), names(members), groups)]
         assert sum(each >= threshold for each in sizes) == whole_groups(members, groups, threshold) >= graph.least
 
 
@@ -165,7 +165,7 @@ def test_a_cohort_that_cannot_be_split_is_refused_with_the_reason() -> None:
 @given(st.integers(4, 60), st.integers(2, 9), st.binary(min_size=32, max_size=32))
 @settings(max_examples=80, deadline=None)
 def test_every_member_is_in_one_group_and_groups_are_even(n: int, groups: int, root: bytes) -> None:
-    drawn = draw_groups(root, (b"nonce",), names(n), groups)
+    drawn = draw_groups(root, names(n), groups)
     assert sorted(itertools.chain(*drawn)) == sorted(names(n))
     assert max(map(len, drawn)) - min(map(len, drawn)) <= 1
     assert all(list(group) == sorted(group) for group in drawn)
@@ -174,18 +174,22 @@ def test_every_member_is_in_one_group_and_groups_are_even(n: int, groups: int, r
 def test_two_members_share_a_group_as_often_as_by_chance() -> None:
     met = 0
     for number in range(2000):
-        drawn = draw_groups(number.to_bytes(32, "big"), (), names(12), 3)
+        drawn = draw_groups(number.to_bytes(32, "big"), names(12), 3)
         met += any({"m0", "m1"} <= set(group) for group in drawn)
     # 3 of 11 others: 545 expected, with a standard deviation of 20.
     assert 465 < met < 625
 
 
 def test_the_draw_depends_on_every_members_nonce() -> None:
-    draws = set()
-    for changed in range(12):
-        nonces = [bytes([changed == at]) for at in range(12)]
-        draws.add(draw_groups(bytes(32), nonces, names(12), 3))
-    assert len(draws) == 12
+    session = GroupFleet(12, 3).until(Phase.SHARE).server.session
+    draws = {session.groups}
+    for changed in session.members:
+        entries = {
+            **session.entries,
+            changed: dataclasses.replace(session.entries[changed], nonce=bytes(32)),
+        }
+        draws.add(Session.by_digest(session.context, entries.values(), {}, {}).groups)
+    assert len(draws) == 13
 
 
 def test_members_and_server_draw_the_same_groups_and_deal_within_them() -> None:

@@ -40,7 +40,7 @@ class Crowd:
     def __init__(self, job, liar=""):
         self.job, self.liar = job, liar
         self.driver = None
-        self.states, self.ended, self.tasks = {}, {}, []
+        self.states, self.shown, self.ended, self.tasks = {}, {}, {}, []
         self.silent = lambda name, payload: False
         self.measured = None
         self.max_totals = 0
@@ -59,8 +59,11 @@ class Crowd:
                 self.states[name], said = secure_agg.advertise(
                     payload.context, TestIdentity(name), verify, SeededRandom(name), key_of=key_of
                 )
-            case secure_agg.Roster():
-                self.states[name], said = self.states[name].on_roster(payload)
+                self.shown[name] = self.states[name]
+            case secure_agg.GroupRoster():
+                shown = [state.advertisement for state in self.shown.values()]
+                parts = [part for each in shown for part in (each.certificate, each.keys)]
+                self.states[name], said = self.states[name].on_roster(payload, parts)
             case secure_agg.ReceivedDealings():
                 self.upload(name, self.states[name].on_dealings(payload), attempt)
                 return None
