@@ -44,15 +44,15 @@ COST_MEMBERS = (
 # hybrid: (members, members lost, graph), and how often each side runs.
 HYBRID_CELLS, HYBRID_REPEATS, SIGNATURES = ((100, 10, Graph.COMPLETE), (1000, 50, Graph.SPARSE)), 3, 200
 # groups: members, of which one in a hundred is lost.
-GROUPS_MEMBERS, GROUPS_VALUES, GROUPS_WORKERS = (10_000, 1000), 1024, 3
+GROUPS_MEMBERS, GROUPS_VALUES = (10_000, 1000), 1024
 COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_000_000, 10_000_000), 100
 
 
 class Cells:
     """The results of one part, and the members that its cells share."""
 
-    def __init__(self, results: Results, quick: bool) -> None:
-        self.quick = quick
+    def __init__(self, results: Results, quick: bool, workers: int = 2) -> None:
+        self.quick, self.workers = quick, workers
         self._results = results
         self._crowd: Crowd | None = None
 
@@ -142,7 +142,7 @@ def groups(cells: Cells) -> None:
 
 
 def _in_groups(cells: Cells, members: int, dropped: int) -> list[Figure]:
-    return in_groups.cost(cells.crowd(members), GROUPS_VALUES, dropped, GROUPS_WORKERS)
+    return in_groups.cost(cells.crowd(members), GROUPS_VALUES, dropped, cells.workers)
 
 
 def _compare_rounds(members: int, values: int, count: int) -> list[Figure]:
@@ -180,11 +180,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--part", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
     )
+    options.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that play groups side by side (default: %(default)s)",
+    )
     chosen: argparse.Namespace = options.parse_args(arguments)
     status = 0
     for name in chosen.part:
         try:
-            PARTS[name](Cells(open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]), chosen.quick))
+            PARTS[name](
+                Cells(open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]), chosen.quick, chosen.workers)
+            )
         except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1

@@ -9,12 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secure_agg import Abandoned, DigestRoster, GroupRoster, Phase, Reason, Refusal, merkle, roster_by_digest
+from secure_agg import (
+    Abandoned,
+    DigestRoster,
+    Dropped,
+    GroupRoster,
+    Phase,
+    Reason,
+    Refusal,
+    merkle,
+    roster_by_digest,
+    vector_digest,
+)
 from secure_agg.messages import DigestAdvertisement
+from secure_agg.server import serve_group
 from secure_agg.session import Session, grouped_root, roster_entry, roster_root
 from secure_agg.transcript import Purpose
 from tests.support.group_fleet import GroupFleet
-from tests.support.sum_fleet import Fleet, TestIdentity
+from tests.support.sum_fleet import Fleet, TestIdentity, verify
 
 ME = "m1"
 
@@ -88,6 +100,54 @@ def test_a_group_that_falls_below_its_threshold_is_lost_alone() -> None:
         assert fleet.server.phase is phase
         assert fleet.play(gone) is None
     assert sorted(number for number, _ in fleet.server.by_group()) == [0, 2]
+
+
+def test_groups_that_are_served_apart_open_the_same_sums() -> None:
+    fleet = Proving(15, 3)
+    assert fleet.play() is None
+    session, shown = fleet.server.session, fleet.sent[Phase.ADVERTISE]
+    rosters = {name: fleet.roster(name) for name in session.members}
+    parts = fleet.parts()
+    for number, group in enumerate(session.groups):
+        server: Any = serve_group(fleet.context, session.members, session.root, [shown[name] for name in group], verify)
+        stranger = next(name for name in session.members if name not in group)
+        total = np.zeros(fleet.context.values, dtype="<u4")
+        inbox: Any = rosters
+        # The last group loses one member more than it can spare, and is lost alone.
+        lost = {Phase.MASK: group[:2] if number == 2 else group[:1]}
+        gone: set[str] = set()
+        for phase in list(Phase)[1:]:
+            gone |= set(lost.get(phase, ()))
+            for name in group:
+                if name in gone:
+                    continue
+                state, heard = fleet.states[name], inbox[name]
+                digest = b""
+                if phase is Phase.SHARE:
+                    fleet.states[name], sent = state.on_roster(heard, parts)
+                    assert server.receive(stranger, sent).reason is Reason.SENDER_NOT_EXPECTED
+                elif phase is Phase.MASK:
+                    vector = fleet.inputs[name].copy()
+                    fleet.states[name], sent = state.on_dealings(heard).mask(vector)
+                    digest = vector_digest(vector, 32)
+                    total += vector
+                elif phase is Phase.CONFIRM:
+                    fleet.states[name], sent = state.on_survivors(heard)
+                else:
+                    fleet.states[name], sent = state.on_confirmations(heard)
+                server = server.receive(name, sent, digest) if digest else server.receive(name, sent)
+                assert not isinstance(server, Dropped), server
+            closed = server.close()
+            if isinstance(closed, Abandoned):
+                break
+            server, inbox, _ = closed
+        if number == 2:
+            assert isinstance(closed, Abandoned)
+            assert closed.reason is Reason.THRESHOLD_LOST
+        else:
+            server.unmask(total)
+            assert server.survivors == group[1:]
+            assert np.array_equal(total, fleet.plain_sum(group[1:]))
 
 
 # ---- lies ------------------------------------------------------------------------------------------------------------
