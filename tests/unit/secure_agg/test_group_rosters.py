@@ -25,8 +25,8 @@ from secure_agg.messages import DigestAdvertisement
 from secure_agg.server import serve_group
 from secure_agg.session import Session, grouped_root, roster_entry, roster_root
 from secure_agg.transcript import Purpose
-from tests.support.group_fleet import GroupFleet
-from tests.support.sum_fleet import Fleet, TestIdentity, verify
+from tests.support.group_fleet import GroupFleet, grouped_context
+from tests.support.sum_fleet import Fleet, TestIdentity, names, verify
 
 ME = "m1"
 
@@ -75,11 +75,17 @@ def test_all_forms_of_a_roster_make_the_same_session(fleet: Proving) -> None:
     for each in (partial, whole):
         assert (each.root, each.id, each.groups) == (session.root, session.id, session.groups)
         assert [each.point(name) for name in each.members] == [session.point(name) for name in session.members]
-    # What a member may count as corrupt among those that it sees: n_C of all, c of a group.
-    assert (session.most_corrupt, partial.most_corrupt) == (1, session.context.corrupt_in_sum)
     # A roster that is not split keeps its root.
     other = Fleet(5).until(Phase.SHARE).server.session
     assert other.root == roster_root(other.entries.values())
+
+
+def test_of_the_members_that_it_sees_a_member_takes_n_c_of_all_or_c_of_its_group_for_corrupt() -> None:
+    context = grouped_context(1000, 10, 100)
+    whole = Session.by_digest(context, (), {}, {})
+    of_group = Session.by_digest(context, (), {}, {}, (tuple(sorted(names(1000))), bytes(32)))
+    assert (whole.most_corrupt, of_group.most_corrupt) == (100, 47)
+    assert (whole.least_groups, of_group.least_groups) == (6, 1)
 
 
 @pytest.mark.parametrize("phase", list(Phase))
