@@ -4,6 +4,8 @@ Each attack succeeds on the unprotected baseline and fails on ours, or succeeds 
 """
 
 import dataclasses
+import hmac
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -22,7 +24,7 @@ from secure_agg import (
 )
 from secure_agg.groups import GroupsOf, corrupt_in_group, draw_groups
 from secure_agg.session import Session, grouped_root, roster_entry
-from secure_agg.transcript import Purpose
+from secure_agg.transcript import Purpose, digest
 from tests.support.group_fleet import GroupFleet
 from tests.support.sum_fleet import names
 
@@ -99,6 +101,35 @@ def test_sybils_at_many_places_of_a_roster_are_refused():
     with pytest.raises(Refusal) as caught:
         fleet.states[VICTIM].missing(GroupRoster(many, tuple(real.entries[name] for name in group), paths))
     assert "distinct" in caught.value.detail
+
+
+def test_names_that_are_invented_once_the_draw_is_known_gather_nobody():
+    # 11 sybils and a victim among 48 names, in four groups. The other 36 belong to nobody, and the coordinator chooses
+    # them last: three between each two of its own in the order of the draw, so that all of these fall into one group.
+    own = [f"a{number:02}" for number in range(11)] + ["b-victim"]
+    leaves = [bytes([place]) * 32 for place in range(48)]
+    tree = merkle.Tree(leaves, Purpose.ROSTER_NODE).root
+    known = grouped_root((*own, *(f"c{number:02}" for number in range(36))), tree)
+
+    def order(name):
+        return hmac.digest(digest(Purpose.GROUPS, known), name.encode(), "sha256")
+
+    ranks = sorted(map(order, own))
+    gaps = [at for at, _ in enumerate(ranks) for _ in range(3)]
+    invented = []
+    for number, at in enumerate(gaps):
+        # The name's place in the tree stays, since its beginning decides that.
+        candidates = (f"c{number:02}-{tried}" for tried in itertools.count())
+        above = ranks[at + 1] if at + 1 < len(ranks) else bytes([255]) * 33
+        invented.append(next(name for name in candidates if ranks[at] < order(name) < above))
+    names_then = (*own, *invented)
+    assert list(names_then) == sorted(names_then)
+    # The baseline: a seed that does not depend on the names of other groups.
+    (group,) = (group for group in draw_groups(known, names_then, 4) if "b-victim" in group)
+    assert set(group) == set(own)
+    # Ours: other names are another root, so another draw, in which they are as good as any.
+    (group,) = (group for group in draw_groups(grouped_root(names_then, tree), names_then, 4) if "b-victim" in group)
+    assert len(set(group) & set(own)) < 8
 
 
 # ---- grinding --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The benchmark of large cohorts in groups, on few members: what it plays is the protocol, and wrong sums are refused."""
+"""The benchmark of large cohorts in groups, on few members. It plays the protocol, and wrong sums are refused."""
 
 from __future__ import annotations
 
