@@ -112,7 +112,8 @@ def test_the_protocols_own_draws_exceed_the_bound_no_more_often_than_promised() 
 
 
 @pytest.mark.parametrize(
-    ("n", "corrupt", "lost", "honest"), [(10_000, 500, 200, 10), (1000, 50, 20, 10), (300, 30, 15, 5), (60, 3, 2, 3)]
+    ("n", "corrupt", "lost", "honest"),
+    [(10_000, 500, 200, 10), (10_000, 500, 50, 30), (1000, 50, 20, 10), (1000, 20, 5, 25), (60, 3, 2, 3)],
 )
 def test_the_finder_takes_the_most_groups_that_keep_every_promise(n: int, corrupt: int, lost: int, honest: int) -> None:
     graph, threshold = find_groups(n, corrupt, lost, honest)
