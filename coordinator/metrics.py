@@ -348,6 +348,7 @@ _PHASES = {
     "advertisement": "advertise",
     "roster": "share",
     "digest_roster": "share",
+    "group_roster": "share",
     "dealing": "share",
     "received_dealings": "mask",
     "complaints": "mask",

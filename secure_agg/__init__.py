@@ -36,6 +36,7 @@ from secure_agg.distributed import (
     inflation,
     round_conditionally,
 )
+from secure_agg.groups import find_groups
 from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
 from secure_agg.masking import RING_DTYPE, Accumulator
 from secure_agg.member import (
@@ -58,6 +59,7 @@ from secure_agg.messages import (
     DealtShare,
     DigestAdvertisement,
     DigestRoster,
+    GroupRoster,
     MaskedInput,
     Opening,
     Openings,
@@ -119,6 +121,7 @@ __all__ = [
     "Evidence",
     "Graph",
     "Grid",
+    "GroupRoster",
     "GroupedGraph",
     "Identity",
     "IdentityInvalid",
@@ -160,6 +163,7 @@ __all__ = [
     "decode_distributed",
     "default_thresholds",
     "encode_distributed",
+    "find_groups",
     "grouped_thresholds",
     "inflation",
     "keys_digest",

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from secure_agg.graph import alternate, ring_order
 from secure_agg.identity import MemberId
-from secure_agg.parameters import MAX_COMPLETE_GRAPH, MIN_SIGMA, SIGMA, NoParameters
+from secure_agg.parameters import CORRECTNESS, MAX_COMPLETE_GRAPH, MIN_SIGMA, SIGMA, NoParameters
 from secure_agg.transcript import Purpose, digest
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
     "check_split",
     "corrupt_in_group",
     "draw_groups",
+    "drawn",
+    "find_groups",
     "find_split",
     "largest_group",
     "max_corrupt",
@@ -94,21 +96,25 @@ class GroupsOf:
         return frozenset()
 
 
-def draw_groups(
-    root: bytes, nonces: Iterable[bytes], members: Iterable[MemberId], groups: int
-) -> tuple[tuple[MemberId, ...], ...]:
+def draw_groups(root: bytes, members: Iterable[MemberId], groups: int) -> tuple[tuple[MemberId, ...], ...]:
     """Splits a roster: its members, in the order of HMAC-SHA256(seed, name), go to the groups in turn.
 
     Sizes differ by at most one; the first groups are the larger ones.
 
     Args:
-        root: the roster root, 32 bytes.
-        nonces: those of all members, in the order of names.
+        root: the roster root, 32 bytes. It covers every member's nonce.
         members: all members.
         groups: number of groups.
     """
-    order = ring_order(digest(Purpose.GROUPS, root, tuple(nonces)), members)
+    order = ring_order(digest(Purpose.GROUPS, root), members)
     return tuple(tuple(sorted(order[number::groups])) for number in range(groups))
+
+
+# Cached, because a member draws when it asks for what it lacks of a roster, and again when it has that.
+@lru_cache(maxsize=4)
+def drawn(root: bytes, members: tuple[MemberId, ...], groups: int) -> GroupsOf:
+    """The graph of `draw_groups`."""
+    return GroupsOf(draw_groups(root, members, groups))
 
 
 def largest_group(members: int, groups: int) -> int:
@@ -145,6 +151,50 @@ def find_split(
     graph = bare if absent is not None else replace(bare, absent=_absent(n, corrupt, threshold, bare))
     check_split(n, threshold, corrupt, graph)
     return graph, threshold
+
+
+def find_groups(
+    n: int, corrupt: int, lost: int, honest: int, *, sigma: int = SIGMA, correctness: int = CORRECTNESS
+) -> tuple[GroupedGraph, int]:
+    """Finds the largest number of groups in which every member hides among enough, and that dropouts do not stop.
+
+    The more groups, the less each member computes and sends, and the fewer its input hides among. The result satisfies:
+
+    1. `check_split`: c bounds the corrupt members of every group at once, except with probability 2^-sigma.
+    2. t - c >= `honest`.
+    3. No group loses more members than it can spare, except with probability 2^-correctness. This matters for progress
+       only. It assumes that members are lost independently of the draw.
+
+    Args:
+        n: size of the cohort.
+        corrupt: n_C of the whole cohort.
+        lost: members of the whole cohort that may drop out.
+        honest: least h of each group.
+        sigma: bits of the guarantee.
+        correctness: bits of the guarantee of progress.
+
+    Returns:
+        (graph, t), as `find_split`.
+
+    Raises:
+        NoParameters: no number of groups is sufficient.
+    """
+    for groups in range(n // max(2, honest), 1, -1):
+        try:
+            graph, threshold = find_split(n, groups, corrupt, sigma=sigma)
+        except NoParameters:
+            continue
+        # The smallest group can spare the fewest.
+        spare = n // groups - threshold
+        if (
+            threshold - max_corrupt(n, corrupt, graph) >= honest
+            and corrupt_in_group(n, lost, largest_group(n, groups), groups, correctness) <= spare
+        ):
+            return graph, threshold
+    raise NoParameters(
+        f"no split of {n} members, {corrupt} of them corrupt and {lost} lost, has {honest} honest ones in every group "
+        f"with {sigma} bits; form a larger cohort, ask for fewer honest members, or use one sum"
+    )
 
 
 def _absent(n: int, corrupt: int, threshold: int, graph: GroupedGraph) -> int:

@@ -1,8 +1,9 @@
-"""A hash tree over a dealer's commitments, so that each receiver gets only its own commitments and a short path.
+"""Hash trees: over a dealer's commitments, so that each receiver gets only its own and a short path, and over a roster.
 
 Guarantees: a path for (leaf, index, count) leads to exactly one root. A leaf cannot be passed off as a node, or moved
-to another index (its framing also names the receiver). Leaves are padded with zeros to a power of two, and the count is
-framed with the root, so padding is never taken for a leaf.
+to another index (its framing also names the receiver or the member). Leaves are padded with zeros to a power of two,
+and the count is framed with the root, so padding is never taken for a leaf. Nodes are framed for the kind of tree, so
+no node of one kind is a node of the other.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ _PADDING = bytes(32)
 
 
 class Tree:
-    """The tree over at least one leaf digest."""
+    """The tree over at least one leaf digest. `kind` frames its nodes."""
 
-    __slots__ = ("_count", "_levels")
+    __slots__ = ("_count", "_kind", "_levels")
 
-    def __init__(self, leaves: Sequence[bytes]) -> None:
-        self._count = len(leaves)
-        self._levels = _levels(leaves)
+    def __init__(self, leaves: Sequence[bytes], kind: Purpose = Purpose.DEALING_NODE) -> None:
+        self._count, self._kind = len(leaves), kind
+        self._levels = _levels(leaves, kind)
 
     @property
     def root(self) -> bytes:
-        return _sealed_root(self._levels[-1][0], self._count)
+        return _sealed_root(self._levels[-1][0], self._count, self._kind)
 
     @property
     def paths(self) -> tuple[tuple[bytes, ...], ...]:
         """For each leaf, its siblings, from the bottom up."""
-        below_root = self._levels[:-1]
-        return tuple(
-            tuple(level[(index >> height) ^ 1] for height, level in enumerate(below_root))
-            for index in range(self._count)
-        )
+        return tuple(map(self.path, range(self._count)))
+
+    def path(self, index: int) -> tuple[bytes, ...]:
+        """The siblings of the leaf at `index`, from the bottom up."""
+        return tuple(level[(index >> height) ^ 1] for height, level in enumerate(self._levels[:-1]))
 
 
 def root_of(leaves: Sequence[bytes]) -> bytes:
@@ -49,27 +50,29 @@ def paths_of(leaves: Sequence[bytes]) -> tuple[tuple[bytes, ...], ...]:
     return Tree(leaves).paths
 
 
-def root_from_path(leaf: bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
+def root_from_path(
+    leaf: bytes, index: int, count: int, path: Sequence[bytes], kind: Purpose = Purpose.DEALING_NODE
+) -> bytes | None:
     """The root to which `path` leads from `leaf` at `index`; None if the path has the wrong length."""
     if not 0 <= index < count or len(path) != (count - 1).bit_length():
         return None
     node = leaf
     for height, sibling in enumerate(path):
         left, right = (sibling, node) if (index >> height) & 1 else (node, sibling)
-        node = digest(Purpose.DEALING_NODE, left, right)
-    return _sealed_root(node, count)
+        node = digest(kind, left, right)
+    return _sealed_root(node, count, kind)
 
 
-def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
+def _levels(leaves: Sequence[bytes], kind: Purpose) -> list[list[bytes]]:
     width = 1 << (len(leaves) - 1).bit_length()
     level = [*leaves, *([_PADDING] * (width - len(leaves)))]
     levels = [level]
     while len(level) > 1:
         pairs = zip(level[::2], level[1::2], strict=True)
-        level = [digest(Purpose.DEALING_NODE, left, right) for left, right in pairs]
+        level = [digest(kind, left, right) for left, right in pairs]
         levels.append(level)
     return levels
 
 
-def _sealed_root(node: bytes, count: int) -> bytes:
-    return digest(Purpose.DEALING_NODE, node, count)
+def _sealed_root(node: bytes, count: int, kind: Purpose) -> bytes:
+    return digest(kind, node, count)

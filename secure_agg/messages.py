@@ -23,6 +23,7 @@ __all__ = [
     "DealtShare",
     "DigestAdvertisement",
     "DigestRoster",
+    "GroupRoster",
     "MaskedInput",
     "Opening",
     "Openings",
@@ -82,6 +83,23 @@ class DigestRoster:
     """
 
     advertisements: tuple[DigestAdvertisement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRoster:
+    """Phase 0, server to the members of one group: what they need of the roster of a large cohort that is split into
+    groups, and nothing more.
+
+    Args:
+        names: all of U1.
+        advertisements: those of the group's members.
+        paths: for each of these advertisements, the siblings (32 bytes each) that lead from its leaf in the roster's
+            hash tree to the root.
+    """
+
+    names: tuple[MemberId, ...]
+    advertisements: tuple[DigestAdvertisement, ...]
+    paths: tuple[tuple[bytes, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

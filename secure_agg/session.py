@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -21,9 +21,16 @@ from secure_agg import merkle
 from secure_agg.certificates import by_digest
 from secure_agg.context import RoundContext
 from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
-from secure_agg.groups import GroupsOf, draw_groups
+from secure_agg.groups import GroupsOf, drawn
 from secure_agg.identity import MemberId
-from secure_agg.messages import Advertisement, DealtShare, DigestAdvertisement, Part, ReceivedDealing
+from secure_agg.messages import (
+    Advertisement,
+    DealtShare,
+    DigestAdvertisement,
+    GroupRoster,
+    Part,
+    ReceivedDealing,
+)
 from secure_agg.packing import packed_digest
 from secure_agg.sealing import (
     LOCK_OVERHEAD,
@@ -46,6 +53,8 @@ __all__ = [
     "Session",
     "SessionName",
     "advertisement_statement",
+    "grouped_root",
+    "roster_entry",
     "roster_root",
     "sealing_key_of",
     "seed_key",
@@ -102,6 +111,28 @@ def roster_root(advertisements: Iterable[Advertisement | DigestAdvertisement]) -
         for entry in sorted(map(_brief, advertisements), key=lambda entry: entry.member)
     )
     return digest(Purpose.ROSTER, entries)
+
+
+def roster_entry(advertisement: Advertisement | DigestAdvertisement) -> bytes:
+    """A roster's entry as a leaf of its hash tree, 32 bytes. Certificates and keys enter by their digest."""
+    entry = _brief(advertisement)
+    return digest(
+        Purpose.ROSTER_ENTRY,
+        entry.member,
+        entry.certificate_digest,
+        entry.keys_digest,
+        entry.nonce,
+        entry.signature,
+    )
+
+
+# Cached, because a member computes it when it asks for what it lacks of a roster, and again when it has that.
+@lru_cache(maxsize=4)
+def grouped_root(names: tuple[MemberId, ...], tree: bytes) -> bytes:
+    """A digest of a roster that is split into groups, 32 bytes: of all names, and the root of the tree over all entries
+    in the order of names. So one entry can be proven without the others.
+    """
+    return digest(Purpose.ROSTER, names, tree)
 
 
 def _brief(advertisement: Advertisement | DigestAdvertisement) -> DigestAdvertisement:
@@ -207,12 +238,14 @@ class Session(Names):
         entries: the roster, by member, sorted.
         certificates: every member's certificate.
         keys: the public keys of every member or, on the side of a member in a large cohort, of its neighbours.
+        proven: all names and the root of a roster of which the rest covers one group alone. None: it covers everybody.
     """
 
     context: RoundContext
     entries: MappingProxyType[MemberId, DigestAdvertisement]
     certificates: Mapping[MemberId, bytes] = field(repr=False)
     keys: Mapping[MemberId, bytes] = field(repr=False)
+    proven: tuple[tuple[MemberId, ...], bytes] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, context: RoundContext, advertisements: Iterable[Advertisement]) -> Session:
@@ -232,17 +265,32 @@ class Session(Names):
         advertisements: Iterable[DigestAdvertisement],
         certificates: Mapping[MemberId, bytes],
         keys: Mapping[MemberId, bytes],
+        proven: tuple[tuple[MemberId, ...], bytes] | None = None,
     ) -> Session:
         """Makes a session from checked advertisements of distinct members, in any order, with what the caller has of
         certificates and keys.
+
+        Args:
+            proven: all names, sorted, and the roster root, if these are the advertisements of one group alone.
         """
         ordered = sorted(advertisements, key=lambda entry: entry.member)
-        return cls(context, MappingProxyType({entry.member: entry for entry in ordered}), certificates, keys)
+        entries = MappingProxyType({entry.member: entry for entry in ordered})
+        return cls(context, entries, certificates, keys, proven)
 
     @cached_property
     def members(self) -> tuple[MemberId, ...]:
         """U1, sorted."""
-        return tuple(self.entries)
+        return tuple(self.entries) if self.proven is None else self.proven[0]
+
+    @property
+    def most_corrupt(self) -> int:
+        """Maximum number of corrupt members among `entries`: n_C or, if these are one group's, c."""
+        return self.context.assumed_corrupt if self.proven is None else self.context.corrupt_in_sum
+
+    @property
+    def least_groups(self) -> int:
+        """How many groups must be opened: the context's number, or 1 if there is one, or one alone is known."""
+        return 1 if self.proven is not None or self.context.grouped is None else self.context.grouped.least
 
     @cached_property
     def id(self) -> bytes:
@@ -266,7 +314,22 @@ class Session(Names):
     @cached_property
     def root(self) -> bytes:
         """The roster root, 32 bytes."""
+        if self.proven is not None:
+            return self.proven[1]
+        if self.context.grouped is not None:
+            return grouped_root(self.members, self.tree.root)
         return roster_root(self.entries.values())
+
+    @cached_property
+    def tree(self) -> merkle.Tree:
+        """The hash tree over all entries of a roster that is split into groups, in the order of names."""
+        return merkle.Tree(tuple(map(roster_entry, self.entries.values())), Purpose.ROSTER_NODE)
+
+    def roster_of(self, group: int) -> GroupRoster:
+        """What the members of a group are sent of this roster."""
+        members = self.groups[group]
+        paths = tuple(self.tree.path(self.rank(member)) for member in members)
+        return GroupRoster(self.members, tuple(self.entries[member] for member in members), paths)
 
     @cached_property
     def context_digest(self) -> bytes:
@@ -278,8 +341,7 @@ class Session(Names):
         """Who masks with whom: a function of the context and the roster alone."""
         sparse, grouped = self.context.sparse, self.context.grouped
         if grouped is not None:
-            nonces = (entry.nonce for entry in self.entries.values())
-            return GroupsOf(draw_groups(self.root, nonces, self.members, grouped.groups))
+            return drawn(self.root, self.members, grouped.groups)
         if sparse is None:
             return CompleteGraph(self.members)
         seed = ring_seed(self.root, (entry.nonce for entry in self.entries.values()))

@@ -30,6 +30,8 @@ class Purpose(StrEnum):
     LAYOUT = "layout"
     ADVERTISEMENT = "advertisement"
     ROSTER = "roster"
+    ROSTER_ENTRY = "roster entry"
+    ROSTER_NODE = "roster node"
     RING = "ring"
     GROUPS = "groups"
     SESSION = "session"

@@ -33,7 +33,6 @@ from learning.text.persons import population_of, unit_of_job
 from learning.training.task import Task
 from secure_agg import RandomSource
 from secure_agg.groups import draw_groups
-from secure_agg.session import NONCE_BYTES
 from simulation.server import Server, Stepped
 from tacit.context import thresholds_of
 from tacit.job import JobDocument
@@ -179,7 +178,7 @@ def _stored(path: Path, digest: bytes, config: str) -> "StoredBackbone":
 
 
 def draw(job: JobDocument, cohort: int, random: RandomSource) -> Groups:
-    """Draw the groups of a cohort as its members do, from all nonces. Without groups it is one group.
+    """Draw the groups of a cohort as its members do, from the roster's root. Without groups it is one group.
 
     Args:
         cohort: number of members.
@@ -192,10 +191,8 @@ def draw(job: JobDocument, cohort: int, random: RandomSource) -> Groups:
     # Fails where the product would open no attempt.
     thresholds_of(job, cohort)
     names = [f"{place:06d}" for place in range(cohort)]
-    nonces = [random.bytes(NONCE_BYTES) for _ in names]
-    # In the product the root also covers keys and signatures, which the simulation does not make.
-    root = random.bytes(32)
-    drawn = draw_groups(root, nonces, names, job.aggregation.groups)
+    # In the product the root covers keys and signatures, which the simulation does not make, and the members' nonces.
+    drawn = draw_groups(random.bytes(32), names, job.aggregation.groups)
     return tuple(tuple(int(name) for name in group) for group in drawn)
 
 

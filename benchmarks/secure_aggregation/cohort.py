@@ -38,6 +38,7 @@ __all__ = [
     "ChecksMissing",
     "CohortFailed",
     "Desk",
+    "Known",
     "Outcome",
     "Server",
     "play",
@@ -77,7 +78,7 @@ class _Checks:
             )
 
 
-class _Known:
+class Known:
     """A `verify` that verifies each signature once for all callers."""
 
     def __init__(self, verify: VerifyIdentity) -> None:
@@ -289,7 +290,7 @@ def play(
     """
     stayed = [number for number in range(context.cohort) if number not in lost]
     clocked = _spread_over(stayed, len(stayed) if timed is None else timed)
-    due, known = due_of_member(context, len(lost)), _Known(crowd.verify)
+    due, known = due_of_member(context, len(lost)), Known(crowd.verify)
     members = [
         _Member(context, layout, party, crowd.verify if number in clocked else known, crowd.key_of, due, threads)
         for number, party in enumerate(crowd.parties)

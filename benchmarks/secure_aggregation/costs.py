@@ -1,4 +1,4 @@
-"""Measures what secure aggregation costs, in six parts.
+"""Measures what secure aggregation costs, in seven parts.
 
 rounds: a round over the services beside the same round in the clear (`rounds`).
 peer:   the same cohort under Flower's SecAgg+ (`flower`).
@@ -6,6 +6,7 @@ cipher: the distance to the cipher's own speed (`cipher`).
 limit:  large cohorts, and the server's memory.
 cost:   time of a member and of the server, by members and length of the vector (`attempt`).
 hybrid: hybrid keys beside X25519 alone, and ML-DSA-65 beside RSA-PSS (`hybrid`).
+groups: a round of thousands in groups, with a process for each group at a time (`groups`).
 """
 
 import argparse
@@ -19,6 +20,7 @@ from benchmarks.library.record import Case, Figure, Results, open_results, parse
 from benchmarks.secure_aggregation import attempt as secure_cost
 from benchmarks.secure_aggregation import cipher as keystream
 from benchmarks.secure_aggregation import flower as beside_flower
+from benchmarks.secure_aggregation import groups as in_groups
 from benchmarks.secure_aggregation import hybrid as hybrid_keys
 from benchmarks.secure_aggregation import rounds as secure_rounds
 from benchmarks.secure_aggregation.crowd import Crowd
@@ -41,14 +43,16 @@ COST_MEMBERS = (
 )
 # hybrid: (members, members lost, graph), and how often each side runs.
 HYBRID_CELLS, HYBRID_REPEATS, SIGNATURES = ((100, 10, Graph.COMPLETE), (1000, 50, Graph.SPARSE)), 3, 200
+# groups: members, of which one in a hundred is lost.
+GROUPS_MEMBERS, GROUPS_VALUES = (10_000, 1000), 1024
 COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_000_000, 10_000_000), 100
 
 
 class Cells:
     """The results of one part, and the members that its cells share."""
 
-    def __init__(self, results: Results, quick: bool) -> None:
-        self.quick = quick
+    def __init__(self, results: Results, quick: bool, workers: int = 2) -> None:
+        self.quick, self.workers = quick, workers
         self._results = results
         self._crowd: Crowd | None = None
 
@@ -123,6 +127,24 @@ def hybrid(cells: Cells) -> None:
     cells.measure({"signatures": count}, "mldsa_over_rsa_sign", partial(hybrid_keys.signatures, count))
 
 
+def groups(cells: Cells) -> None:
+    """Measure large cohorts in groups, and beside them one of 1000 with one sum."""
+    for members in (200,) if cells.quick else GROUPS_MEMBERS:
+        split, dropped = in_groups.split_of(members, GROUPS_VALUES).context, members // 100
+        case = {
+            **secure_cost.case_of(members, GROUPS_VALUES, dropped, Graph.GROUPED),
+            "groups": split.grouped.groups if split.grouped else 1,
+        }
+        run = partial(_in_groups, cells, members, dropped)
+        cells.measure(case, "server_held_bytes", run)
+    if not cells.quick:
+        _cost(cells, 1000, GROUPS_VALUES, 10, Graph.SPARSE)
+
+
+def _in_groups(cells: Cells, members: int, dropped: int) -> list[Figure]:
+    return in_groups.cost(cells.crowd(members), GROUPS_VALUES, dropped, cells.workers)
+
+
 def _compare_rounds(members: int, values: int, count: int) -> list[Figure]:
     return asyncio.run(secure_rounds.compare(members, values, count))
 
@@ -146,9 +168,10 @@ PARTS: Mapping[str, Callable[[Cells], None]] = {
     "limit": limit,
     "cost": cost,
     "hybrid": hybrid,
+    "groups": groups,
 }
 # Raised when the protocol's cost changes: 2 has the hybrid keys, and is measured while nothing else runs.
-REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 2, "cipher": 1, "limit": 2, "cost": 2, "hybrid": 2}
+REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 2, "cipher": 1, "limit": 2, "cost": 2, "hybrid": 2, "groups": 1}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -157,11 +180,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--part", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
     )
+    options.add_argument(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that play groups side by side (default: %(default)s)",
+    )
     chosen: argparse.Namespace = options.parse_args(arguments)
     status = 0
     for name in chosen.part:
         try:
-            PARTS[name](Cells(open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]), chosen.quick))
+            PARTS[name](
+                Cells(open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]), chosen.quick, chosen.workers)
+            )
         except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1

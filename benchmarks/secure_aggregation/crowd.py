@@ -10,12 +10,13 @@ import secure_agg
 from benchmarks.library.parties import BOUND
 from benchmarks.library.stopwatch import Stopwatch
 from coordinator.rounds.masked_sum import Party, make_parties
-from secure_agg import KeyOf, Layout, Phase, RoundContext, Segment, SparseGraph, VerifyIdentity
+from secure_agg import GroupedGraph, KeyOf, Layout, Phase, RoundContext, Segment, SparseGraph, VerifyIdentity
 from tacit.verification import verifiers
 
 __all__ = [
     "Crowd",
     "complete_context",
+    "context_with",
     "due_of_member",
     "due_of_server",
     "layout_for",
@@ -85,18 +86,19 @@ def complete_context(members: int, layout: Layout, threshold: int | None = None)
         threshold, corrupt = secure_agg.default_thresholds(members)
     else:
         corrupt = min(2 * threshold - members - 1, threshold - 2)
-    return _context(members, layout, threshold, corrupt, secure_agg.Graph.COMPLETE)
+    return context_with(members, layout, threshold, corrupt, secure_agg.Graph.COMPLETE)
 
 
 def sparse_context(members: int, layout: Layout) -> RoundContext:
     """Return a context on the smallest sparse graph for a tenth corrupt, a tenth lost and 80 bits."""
     graph, threshold, corrupt = secure_agg.sparse_thresholds(members, 0.1, 0.1)
-    return _context(members, layout, threshold, corrupt, graph)
+    return context_with(members, layout, threshold, corrupt, graph)
 
 
-def _context(
-    members: int, layout: Layout, threshold: int, corrupt: int, graph: secure_agg.Graph | SparseGraph
+def context_with(
+    members: int, layout: Layout, threshold: int, corrupt: int, graph: secure_agg.Graph | SparseGraph | GroupedGraph
 ) -> RoundContext:
+    """Return a context with these numbers."""
     return RoundContext(
         federation=hashlib.sha256(b"federation").digest(),
         job="benchmark",

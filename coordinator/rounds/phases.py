@@ -1,5 +1,6 @@
 """The five phases of an attempt: each begins with its messages and one deadline, and ends in the next."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import secure_agg
@@ -50,7 +51,9 @@ def enter_phase(step: Step) -> None:
     name = phase.protocol.phase.value
     deadline = float(getattr(step.state.parameters.job.rounds.deadlines, name))
     step.do(fx.SetTimer(deadline_timer(phase), deadline))
-    for member, payload in sorted(phase.outbox.items()):
+    # Members of a group get one message, which is encoded once if they follow each other.
+    first = {id(payload): member for member, payload in sorted(phase.outbox.items(), reverse=True)}
+    for member, payload in sorted(phase.outbox.items(), key=lambda sent: (first[id(sent[1])], sent[0])):
         step.do(fx.Send(member, AttemptMessage(phase.attempt, payload)))
     for member in sorted(phase.protocol.waiting):
         if not step.state.members[member].connected:
@@ -117,10 +120,11 @@ def _begin(
         # In groups, the members of a lost group leave the survivors with it. Likewise below.
         _publish(step, replace(phase, survivors=following.survivors), following)
         return
-    if isinstance(following, protocol.CollectingDealings) and following.context.cohort > DIGEST_ROSTER_ABOVE:
-        # One message by digest for everybody: members fetch the certificates that they do not know, and the keys of
-        # their neighbours.
-        outbox = dict.fromkeys(outbox, secure_agg.DigestRoster(tuple(following.session.entries.values())))
+    if isinstance(following, protocol.CollectingDealings) and (
+        following.context.grouped is not None or following.context.cohort > DIGEST_ROSTER_ABOVE
+    ):
+        # By digest: members fetch the certificates that they do not know, and the keys of their neighbours.
+        outbox = _rosters_by_digest(following.session, outbox)
     if isinstance(following, protocol.CollectingMasked):
         # Uploads must be open before anyone is asked for a vector.
         context, session = following.context, following.session
@@ -137,6 +141,18 @@ def _begin(
         phase = replace(phase, survivors=following.survivors)
     step.state = replace(step.state, phase=replace(phase, protocol=following, outbox=outbox, phase_ms=step.now_ms))
     enter_phase(step)
+
+
+def _rosters_by_digest(session: secure_agg.Session, members: Collection[str]) -> dict[str, CoordinatorPayload]:
+    """One roster for everybody or, in groups, one for each group."""
+    if session.context.grouped is None:
+        return dict.fromkeys(members, secure_agg.DigestRoster(tuple(session.entries.values())))
+    rosters: dict[int, CoordinatorPayload] = {}
+    for member in members:
+        group = session.group_of(member)
+        if group not in rosters:
+            rosters[group] = session.roster_of(group)
+    return {member: rosters[session.group_of(member)] for member in members}
 
 
 def _abandon(step: Step, reason: Reason, detail: str) -> None:

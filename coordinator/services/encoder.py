@@ -1,4 +1,4 @@
-"""Encodes messages as bytes, and a message to a whole cohort only once."""
+"""Encodes messages as bytes, and a message to a whole cohort or group only once."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator
 
 __all__ = ["Encoded", "SharedEncoder"]
 
-# Payloads that a whole cohort receives alike, and how many encoded ones are kept across all jobs.
+# Payloads that a whole cohort or group receives alike, and how many encoded ones are kept across all jobs.
 _TO_ALL = (
     secure_agg.Roster,
     secure_agg.DigestRoster,
+    secure_agg.GroupRoster,
     secure_agg.Survivors,
     secure_agg.Confirmations,
 )

@@ -56,6 +56,8 @@ log = structlog.get_logger("coordinator.federation")
 _MESSAGES_AHEAD = 16
 # Messages above this many bytes take turns like chunks. A roster of a thousand members has half a megabyte.
 _LARGE = 64 * 1024
+# Kinds of messages that are encoded in their turn.
+_MADE_IN_TURN = (secure_agg.ReceivedDealings, secure_agg.GroupRoster)
 
 
 @dataclass
@@ -144,8 +146,8 @@ class MemberSessions:
                 self._running.sessions.close(session)
 
     async def _send(self, context: Context, message: FromCoordinator) -> None:
-        if isinstance(message, AttemptMessage) and isinstance(message.payload, secure_agg.ReceivedDealings):
-            # Every member gets another one, of hundreds of kilobytes in a large cohort, so it is encoded in its turn.
+        if isinstance(message, AttemptMessage) and isinstance(message.payload, _MADE_IN_TURN):
+            # Every member or group gets another one, of hundreds of kilobytes in a large cohort.
             async with self._sending.turn():
                 await self._write(context, self._encoded(message))
             return

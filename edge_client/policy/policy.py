@@ -98,7 +98,7 @@ class Policy(PolicyDocument):
         """
         _enforce(judge(self, rules.ATTEMPT, rules.Numbers.of(context)))
 
-    def check_roster(self, keys: Mapping[str, bytes], context: RoundContext, *, own: str) -> None:
+    def check_roster(self, keys: Mapping[str, bytes], assumed_corrupt: int, *, own: str) -> None:
         """Checks a roster whose signatures and certificates are verified, before the member deals shares to it.
 
         With pins, n_C does not rest on trust in the authority: all members that the coordinator may have enrolled
@@ -107,13 +107,13 @@ class Policy(PolicyDocument):
 
         Args:
             keys: each member's public key, SubjectPublicKeyInfo in DER, as `key_of` returns it.
-            context: the attempt's numbers.
+            assumed_corrupt: how many of these members may be corrupt: n_C or, if they are one group's, c.
             own: this member's name.
 
         Raises:
             PolicyRefusal: the roster has more unpinned members than the attempt assumes corrupt.
         """
-        _enforce(judge(self, rules.ROSTER, rules.Keys(keys, context.assumed_corrupt, own)))
+        _enforce(judge(self, rules.ROSTER, rules.Keys(keys, assumed_corrupt, own)))
 
     def check_log(self, roster: rules.Watched) -> None:
         """Checks what the roster log says about a roster, before the member deals shares to it.

@@ -431,7 +431,7 @@ class RosterBook:
             roster: for each member, SHA-256 of its certificate and of its public key.
             signed: the head of the attempt.
             policy: the member's policy.
-            assumed_corrupt: n_C of the attempt.
+            assumed_corrupt: how many of these members may be corrupt: n_C or, if they are one group's, c.
             own: this member's name.
             now: the present time.
 

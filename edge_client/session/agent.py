@@ -72,6 +72,7 @@ CHUNK = UPLOAD_MESSAGE
 _TAKE_A_WHILE = (
     secure_agg.Roster,
     secure_agg.DigestRoster,
+    secure_agg.GroupRoster,
     secure_agg.ReceivedDealings,
     secure_agg.Confirmations,
 )

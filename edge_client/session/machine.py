@@ -333,8 +333,9 @@ _SECOND: dict[type, tuple[Reason, str]] = {
 
 
 def _kind(payload: CoordinatorPayload) -> type:
-    """Returns the kind of a message, of which an attempt has one. Both forms of a roster are the same kind."""
-    return secure_agg.Roster if isinstance(payload, secure_agg.DigestRoster) else type(payload)
+    """Returns the kind of a message, of which an attempt has one. All forms of a roster are the same kind."""
+    by_digest = secure_agg.DigestRoster | secure_agg.GroupRoster
+    return secure_agg.Roster if isinstance(payload, by_digest) else type(payload)
 
 
 # After these refusals the update stays good for the next attempt of the round. That attempt may have other messages or,
@@ -563,7 +564,7 @@ def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext)
 def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
     """Checks the peers that the policy pins, once every certificate of the roster is verified. Raises PolicyRefusal."""
     keys = {member: environment.key_of(certificate) for member, certificate in session.certificates.items()}
-    environment.policy.check_roster(keys, session.context, own=environment.identity.member)
+    environment.policy.check_roster(keys, session.most_corrupt, own=environment.identity.member)
 
 
 def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) -> None:
@@ -584,7 +585,7 @@ def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) ->
             roster,
             opened.log_head,
             environment.policy,
-            assumed_corrupt=session.context.assumed_corrupt,
+            assumed_corrupt=session.most_corrupt,
             own=environment.identity.member,
             now=environment.now(),
         )
@@ -658,7 +659,7 @@ def _advance(step: _Step, phase: InAttempt, payload: CoordinatorPayload) -> None
     match phase.stage, payload:
         case secure_agg.AwaitingRoster(), secure_agg.Roster():
             _on_roster(step, phase, payload, ())
-        case secure_agg.AwaitingRoster() as stage, secure_agg.DigestRoster():
+        case secure_agg.AwaitingRoster() as stage, secure_agg.DigestRoster() | secure_agg.GroupRoster():
             missing = stage.missing(payload)
             if missing:
                 step.enter(phase.attempt.job, replace(phase, heard={**phase.heard, _kind(payload): payload}))
@@ -724,7 +725,7 @@ def _answer_complaint(step: _Step, phase: InAttempt, complaint: secure_agg.Compl
 def _on_roster(
     step: _Step,
     phase: InAttempt,
-    roster: secure_agg.Roster | secure_agg.DigestRoster,
+    roster: secure_agg.Roster | secure_agg.DigestRoster | secure_agg.GroupRoster,
     fetched: tuple[bytes, ...],
 ) -> None:
     """Deals to the roster. Raises secure_agg.Refusal, PolicyRefusal."""
@@ -756,7 +757,7 @@ def _certificates_fetched(step: _Step, event: CertificatesFetched) -> None:
     ):
         return
     roster = phase.heard.get(secure_agg.Roster)
-    if isinstance(roster, secure_agg.DigestRoster):
+    if isinstance(roster, secure_agg.DigestRoster | secure_agg.GroupRoster):
         _guarded(step, phase, lambda: _on_roster(step, phase, roster, event.found))
 
 

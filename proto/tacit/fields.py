@@ -105,6 +105,7 @@ FIELDS: dict[str, TextKind] = {
     "LogEntry.kind": _WORD,
     "Advertisement.member": _NAME,
     "DigestAdvertisement.member": _NAME,
+    "GroupRoster.names": _NAME,
     "Dealing.dealer": _NAME,
     "DealtShare.receiver": _NAME,
     "ReceivedDealing.dealer": _NAME,

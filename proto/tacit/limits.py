@@ -13,18 +13,24 @@ __all__ = [
     "MAX_CERTIFICATE_BYTES",
     "MAX_FROM_COORDINATOR",
     "MAX_FROM_MEMBER",
+    "MAX_GROUP",
     "MAX_LABELS",
     "MAX_MEMBERS",
     "MAX_NAME",
     "MAX_NEIGHBOURS",
     "MAX_PATH",
+    "MAX_ROSTER_PATH",
     "MAX_TENSORS",
     "MAX_TOKENS",
     "UPLOAD_MESSAGE",
 ]
 
-# Members in a cohort. The coordinator's traffic in a round grows with the square of it: every member gets the roster.
+# Members in a cohort. The coordinator's traffic grows with the square of it: every member gets the roster, or
+# all names if the cohort is in groups.
 MAX_MEMBERS = 10_000
+# Members of a group, which is a complete graph (secure_agg.parameters.MAX_COMPLETE_GRAPH), and the height of the hash
+# tree over a roster.
+MAX_GROUP, MAX_ROSTER_PATH = 1000, (MAX_MEMBERS - 1).bit_length()
 
 # Entries in the lists of a job document and its manifest. Labels: single-label text data sets have hundreds at most.
 # Tensors: RoBERTa-large has about 400. Tokens: those whose embedding rows `fedrecon` reconstructs.
@@ -39,7 +45,8 @@ UPLOAD_MESSAGE = 384 * 1024
 # Versions in an average: a command holds one of them at a time, and the coordinator keeps them all.
 MAX_AVERAGED = 100
 
-# A roster of more members than this names certificates by digest; members fetch those they do not have yet, once.
+# A roster of more members than this names certificates by digest; members fetch those they do not have yet, once. In
+# groups of any size, each member gets the entries of its own group, by digest.
 DIGEST_ROSTER_ABOVE = 200
 
 # A member's certificate has about 1.1 KB (RSA-3072, one URI), or 2.4 KB with the longest key that is certified.

@@ -207,6 +207,7 @@ CoordinatorPayload = (
     AttemptOpened
     | secure_agg.Roster
     | secure_agg.DigestRoster
+    | secure_agg.GroupRoster
     | secure_agg.ReceivedDealings
     | secure_agg.Complaint
     | secure_agg.Openings

@@ -17,7 +17,7 @@ from tacit import messages
 from tacit.attempt import AttemptId
 from tacit.authorities import MAX_AUTHORITIES_BYTES
 from tacit.fields import TextInvalid, admit
-from tacit.limits import MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH
+from tacit.limits import MAX_GROUP, MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH, MAX_ROSTER_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
 from tacit.roster import HeadInvalid, SignedHead
@@ -335,6 +335,14 @@ def _coordinator_attempt_to_pb(ref: pb.AttemptRef, payload: CoordinatorPayload) 
         case secure_agg.DigestRoster():
             entries = map(_digest_advertisement_to_pb, payload.advertisements)
             return pb.CoordinatorMessage(digest_roster=pb.DigestRoster(ref=ref, advertisements=entries))
+        case secure_agg.GroupRoster():
+            of_group = pb.GroupRoster(
+                ref=ref,
+                names=payload.names,
+                advertisements=map(_digest_advertisement_to_pb, payload.advertisements),
+                paths=map(b"".join, payload.paths),
+            )
+            return pb.CoordinatorMessage(group_roster=of_group)
         case secure_agg.ReceivedDealings():
             message = pb.CoordinatorMessage(received_dealings=pb.ReceivedDealings(ref=ref))
             # A thousand members get a hundred of these each. Made in their places, they take a seventh of the time of
@@ -425,6 +433,8 @@ def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:
         case "digest_roster":
             entries = _few(message.digest_roster.advertisements, MAX_MEMBERS, "members")
             return secure_agg.DigestRoster(tuple(map(_digest_advertisement_from_pb, entries)))
+        case "group_roster":
+            return _group_roster_from_pb(message.group_roster)
         case "received_dealings":
             return secure_agg.ReceivedDealings(
                 tuple(
@@ -504,6 +514,21 @@ def _digest_advertisement_from_pb(message: pb.DigestAdvertisement) -> secure_agg
         nonce=message.nonce,
         signature=message.signature,
     )
+
+
+def _group_roster_from_pb(message: pb.GroupRoster) -> secure_agg.GroupRoster:
+    names = _few(message.names, MAX_MEMBERS, "members")
+    entries = _few(message.advertisements, MAX_GROUP, "members of a group")
+    paths = _few(message.paths, MAX_GROUP, "paths")
+    return secure_agg.GroupRoster(
+        tuple(names), tuple(map(_digest_advertisement_from_pb, entries)), tuple(map(_path_from_pb, paths))
+    )
+
+
+def _path_from_pb(joined: bytes) -> tuple[bytes, ...]:
+    if len(joined) % 32 or len(joined) > 32 * MAX_ROSTER_PATH:
+        raise WireInvalid(f"a path in a roster's tree has at most {MAX_ROSTER_PATH} digests, got {len(joined)} bytes")
+    return tuple(joined[at : at + 32] for at in range(0, len(joined), 32))
 
 
 def _dealt_to_pb(share: secure_agg.DealtShare) -> pb.DealtShare:

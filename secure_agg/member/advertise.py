@@ -8,6 +8,11 @@ which has at least t members.
 
 A roster by digest goes through the same checks. Of the keys, a member looks only at those that it seals to: its
 neighbours'.
+
+A roster of one's own group has the names of all of U1 and the entries of the group, each proven to be in the roster
+whose root makes the draw. This member's entry is one of them, so the draw depends on its nonce. The names are distinct,
+and the entries are those of exactly the members that it draws for its group. Entries of other groups are checked by
+their own members.
 """
 
 from __future__ import annotations
@@ -15,13 +20,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from secure_agg import merkle
 from secure_agg.certificates import by_digest, each_by_digest, known, roster_by_digest
 from secure_agg.context import RoundContext
 from secure_agg.identity import CertificateOf, Identity, IdentityInvalid, KeyOf, MemberId, VerifyIdentity
 from secure_agg.member.seat import Seat
 from secure_agg.member.share import AwaitingDealings, PeerKeys, deal_shares
-from secure_agg.messages import Advertisement, Dealing, DigestAdvertisement, DigestRoster, Roster
+from secure_agg.messages import Advertisement, Dealing, DigestAdvertisement, DigestRoster, GroupRoster, Roster
 from secure_agg.randomness import RandomSource
 from secure_agg.reasons import Reason, Refusal
 from secure_agg.sealing import SECRET_KEY_BYTES, KeyInvalid, PublicKey, SecretKey
@@ -31,11 +38,14 @@ from secure_agg.session import (
     NONCE_BYTES,
     Session,
     advertisement_statement,
+    grouped_root,
+    roster_entry,
     sealing_key_of,
     seed_key,
     seed_key_of,
 )
 from secure_agg.shamir import SECRET_BYTES
+from secure_agg.transcript import Purpose
 
 __all__ = ["AwaitingRoster", "advertise"]
 
@@ -96,28 +106,27 @@ class AwaitingRoster:
     _once: Once = field(default_factory=lambda: Once(Reason.SECOND_ROSTER), repr=False)
     _certificate_of: CertificateOf | None = field(default=None, repr=False)
 
-    def missing(self, roster: DigestRoster) -> tuple[bytes, ...]:
+    def missing(self, roster: DigestRoster | GroupRoster) -> tuple[bytes, ...]:
         """The digests of the certificates and of the neighbours' keys that `on_roster` needs with this roster.
 
         Raises:
             Refusal: the roster's size or an entry is invalid, so nothing should be fetched for it.
         """
         self._once.check()
-        self._check_entries(roster.advertisements)
+        session = self._session(roster, {}, {})
         own = each_by_digest([self.advertisement.certificate])
         certificates = (entry.certificate_digest for entry in roster.advertisements)
         lacking = [each for each in certificates if known(each, own, self._certificate_of) is None]
-        session = Session.by_digest(self.context, roster.advertisements, {}, {})
         neighbours = session.neighbours(self._identity.member)
         return (*lacking, *(session.entries[neighbour].keys_digest for neighbour in neighbours))
 
     def on_roster(
-        self, roster: Roster | DigestRoster, fetched: Iterable[bytes] = ()
+        self, roster: Roster | DigestRoster | GroupRoster, fetched: Iterable[bytes] = ()
     ) -> tuple[AwaitingDealings, Dealing]:
         """Checks the roster and deals shares of both secrets, and seeds of its pairs, to all neighbours in it.
 
         Args:
-            roster: U1.
+            roster: U1, or what a member of a group needs of it.
             fetched: the certificates and keys that `missing` named, in any order; others are ignored.
 
         Raises:
@@ -133,11 +142,12 @@ class AwaitingRoster:
                 found[brief.certificate_digest], found[brief.keys_digest] = entry.certificate, entry.keys
         else:
             found = each_by_digest([self.advertisement.certificate, self.advertisement.keys, *fetched])
-        self._check_entries(roster.advertisements)
-        certificates = self._certificates(roster, found)
-        self._check_signatures(roster, certificates)
-        keys = {entry.member: found[entry.keys_digest] for entry in roster.advertisements if entry.keys_digest in found}
-        session = Session.by_digest(self.context, roster.advertisements, certificates, keys)
+        entries = roster.advertisements
+        keys = {entry.member: found[entry.keys_digest] for entry in entries if entry.keys_digest in found}
+        certificates: dict[MemberId, bytes] = {}
+        session = self._session(roster, certificates, keys)
+        certificates |= self._certificates(entries, found)
+        self._check_signatures(entries, certificates)
         self._check_group(session)
         peers = self._peers(session)
         seat = Seat(session, self._identity, self._verify)
@@ -157,9 +167,54 @@ class AwaitingRoster:
         if size > most:
             raise Refusal(Reason.ROSTER_TOO_LARGE, detail=f"{size} members in a cohort of {most}")
 
+    def _session(
+        self,
+        roster: DigestRoster | GroupRoster,
+        certificates: Mapping[MemberId, bytes],
+        keys: Mapping[MemberId, bytes],
+    ) -> Session:
+        """The session of a roster, after what can be checked before anything is fetched for it or reported about it."""
+        if isinstance(roster, DigestRoster):
+            self._check_size(len(roster.advertisements))
+            self._check_entries(roster.advertisements)
+            return Session.by_digest(self.context, roster.advertisements, certificates, keys)
+        self._check_names(roster.names)
+        self._check_entries(roster.advertisements)
+        proven = roster.names, self._proven_root(roster)
+        session = Session.by_digest(self.context, roster.advertisements, certificates, keys, proven)
+        self._check_group(session)
+        if tuple(session.entries) != session.receivers(self._identity.member):
+            detail = "its entries are not those of the group that the roster draws for this member"
+            raise Refusal(Reason.ROSTER_MALFORMED, detail=detail)
+        return session
+
+    def _check_names(self, names: Sequence[MemberId]) -> None:
+        if self.context.grouped is None:
+            raise Refusal(Reason.ROSTER_MALFORMED, detail="it is one of a group, but the attempt has one sum")
+        self._check_size(len(names))
+        # Each member is on the roster once. Otherwise a few corrupt members could be most of every group.
+        if not names[0] or any(before >= after for before, after in pairwise(names)):
+            raise Refusal(Reason.ROSTER_MALFORMED, detail="its names are distinct, sorted, and not empty")
+        if self._identity.member not in names:
+            raise Refusal(Reason.ROSTER_OWN_ENTRY_MISSING)
+
+    def _proven_root(self, roster: GroupRoster) -> bytes:
+        """The root that every entry leads to from its member's place."""
+        if len(roster.paths) != len(roster.advertisements):
+            raise Refusal(Reason.ROSTER_MALFORMED, detail="it has one path for each entry")
+        places = {name: place for place, name in enumerate(roster.names)}
+        count, roots = len(places), set()
+        for entry, path in zip(roster.advertisements, roster.paths, strict=True):
+            place = places.get(entry.member, count)
+            roots.add(merkle.root_from_path(roster_entry(entry), place, count, path, Purpose.ROSTER_NODE))
+            if None in roots or len(roots) > 1:
+                detail = "its entry is not at its place in the roster's hash tree"
+                raise Refusal(Reason.ROSTER_MALFORMED, entry.member, detail)
+        (tree,) = roots
+        assert tree is not None  # noqa: S101  for the type checker: refused above
+        return grouped_root(roster.names, tree)
+
     def _check_entries(self, entries: Sequence[DigestAdvertisement]) -> None:
-        """What can be checked before anything is fetched for a roster or reported about it."""
-        self._check_size(len(entries))
         for entry in entries:
             if len(entry.certificate_digest) != 32 or len(entry.keys_digest) != 32:
                 detail = "the digests of a certificate and of keys have 32 bytes"
@@ -183,9 +238,11 @@ class AwaitingRoster:
                 detail = f"the roster leaves this member's group {size} members, but its sum needs {least}"
                 raise Refusal(Reason.GROUP_TOO_SMALL, detail=detail)
 
-    def _certificates(self, roster: DigestRoster, found: Mapping[bytes, bytes]) -> dict[MemberId, bytes]:
+    def _certificates(
+        self, entries: Sequence[DigestAdvertisement], found: Mapping[bytes, bytes]
+    ) -> dict[MemberId, bytes]:
         certificates = {}
-        for entry in roster.advertisements:
+        for entry in entries:
             certificate = known(entry.certificate_digest, found, self._certificate_of)
             if certificate is None:
                 digest = entry.certificate_digest.hex()
@@ -194,8 +251,8 @@ class AwaitingRoster:
             certificates[entry.member] = certificate
         return certificates
 
-    def _check_signatures(self, roster: DigestRoster, certificates: Mapping[MemberId, bytes]) -> None:
-        for entry in roster.advertisements:
+    def _check_signatures(self, entries: Sequence[DigestAdvertisement], certificates: Mapping[MemberId, bytes]) -> None:
+        for entry in entries:
             # The statement holds this member's own context digest, so a peer that was shown another context fails here.
             statement = advertisement_statement(self.context, entry)
             try:

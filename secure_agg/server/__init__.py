@@ -18,7 +18,7 @@ from secure_agg.server.collecting import Seated
 from secure_agg.server.confirm import CollectingConfirmations
 from secure_agg.server.mask import CollectingMasked
 from secure_agg.server.opened import OpenedSum
-from secure_agg.server.share import CollectingDealings
+from secure_agg.server.share import CollectingDealings, serve_group
 from secure_agg.server.unmask import CollectingUnmaskings
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "OpenedSum",
     "Seated",
     "open_attempt",
+    "serve_group",
 ]

@@ -136,7 +136,7 @@ class Seated(Collecting[Message]):
         grouped = self.context.grouped
         if grouped is None:
             return super().hopeless
-        return len(self._groups_with(self.answers.keys() | self.waiting)) < grouped.least
+        return len(self._groups_with(self.answers.keys() | self.waiting)) < self.session.least_groups
 
     @property
     def lost_groups(self) -> int:
@@ -181,11 +181,11 @@ class Seated(Collecting[Message]):
         if grouped is None:
             return super()._abandoned(late)
         whole = len(self._groups_with(self.answers))
-        if whole >= grouped.least:
+        if whole >= self.session.least_groups:
             return None
         detail = (
             f"{whole} of {grouped.groups} groups gave the {self.least} answers that each needs, but at least "
-            f"{grouped.least} groups must"
+            f"{self.session.least_groups} groups must"
         )
         return Abandoned(self.phase, Reason.THRESHOLD_LOST, detail, (*self.dropped, *late))
 

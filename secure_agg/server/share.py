@@ -6,19 +6,51 @@ its dealer chooses for, and a signature over all of it. Only the receivers can c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from secure_agg import merkle
-from secure_agg.identity import MemberId
-from secure_agg.messages import Dealing, ReceivedDealing, ReceivedDealings
+from secure_agg.certificates import by_digest
+from secure_agg.context import RoundContext
+from secure_agg.identity import MemberId, VerifyIdentity
+from secure_agg.messages import Advertisement, Dealing, ReceivedDealing, ReceivedDealings
 from secure_agg.reasons import Abandoned, Dropped, Phase, Reason
 from secure_agg.server.collecting import Seated, signed_by, starved
 from secure_agg.server.mask import CollectingMasked
+from secure_agg.session import Session
 
-__all__ = ["CollectingDealings"]
+__all__ = ["CollectingDealings", "serve_group"]
 
 _DIGEST_BYTES = 32
+
+
+def serve_group(
+    context: RoundContext,
+    names: tuple[MemberId, ...],
+    root: bytes,
+    advertisements: Collection[Advertisement],
+    verify: VerifyIdentity,
+) -> CollectingDealings:
+    """Starts to serve one group of a roster apart from the others, for example in another process.
+
+    Its attempt is over once this group is lost. Whether enough groups were opened is for the caller to count.
+
+    Args:
+        context: the attempt.
+        names: all of U1, sorted.
+        root: the roster root.
+        advertisements: those of the group's members, as `open_attempt`'s state accepted them.
+        verify: checks a certificate and a signature.
+    """
+    shown = {each.member: each for each in advertisements}
+    session = Session.by_digest(
+        context,
+        map(by_digest, advertisements),
+        {name: each.certificate for name, each in shown.items()},
+        {name: each.keys for name, each in shown.items()},
+        (names, root),
+    )
+    return CollectingDealings(context, verify, frozenset(shown), {}, {}, (shown,), session)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,9 @@ class CollectingUnmaskings(Seated[Unmasking]):
         grouped = self.context.grouped
         if grouped is not None:
             whole = self._groups_with(self.answers)
-            return len(whole) >= grouped.least and whole == self._groups_with(self.answers.keys() | self.waiting)
+            return len(whole) >= self.session.least_groups and whole == self._groups_with(
+                self.answers.keys() | self.waiting
+            )
         return len(self.answers) >= self.least and not self._starved(self._lost_with(self._late()))
 
     def receive(self, member: MemberId, message: object) -> CollectingUnmaskings | Dropped:
@@ -135,11 +137,10 @@ class CollectingUnmaskings(Seated[Unmasking]):
 
     def _enough_without(self, missing: Collection[MemberId], survivors: Collection[MemberId]) -> bool:
         """Whether enough groups are left without those of these dealers."""
-        grouped = self.context.grouped
-        if grouped is None:
+        if self.context.grouped is None:
             return False
         sealed = {self.session.group_of(dealer) for dealer in missing}
-        return len({self.session.group_of(member) for member in survivors} - sealed) >= grouped.least
+        return len({self.session.group_of(member) for member in survivors} - sealed) >= self.session.least_groups
 
     def _fault(self, member: MemberId, message: Unmasking) -> Dropped | None:
         if message.member != member:

@@ -10,7 +10,7 @@ from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import protection_of
 from secure_agg import Abandoned, ContextInvalid, Phase, grouped_thresholds, session
-from secure_agg.groups import corrupt_in_group, draw_groups
+from secure_agg.groups import GroupsOf, corrupt_in_group, draw_groups
 from tacit.job import Aggregation
 from tacit.mechanism import GaussianUpdate
 from tacit.reason import Reason
@@ -140,7 +140,7 @@ VICTIM = "m9"
 def opened_around_the_victim(monkeypatch, draw):
     """What the coordinator learns about the victim if the victim's group holds its own three members."""
     if draw is not None:
-        monkeypatch.setattr(session, "draw_groups", draw)
+        monkeypatch.setattr(session, "drawn", draw)
     fleet = GroupFleet(12, 3)
     groups = fleet.run()
     assert not isinstance(groups, Abandoned)
@@ -152,14 +152,19 @@ def opened_around_the_victim(monkeypatch, draw):
     return fleet, honest, rest
 
 
-def chosen(root, nonces, members, groups):
+def chosen(root, members, groups):
     """The coordinator's choice: its own members around the victim."""
     others = sorted(set(members) - CORRUPT - {VICTIM})
     return (tuple(sorted({*CORRUPT, VICTIM})), tuple(others[:4]), tuple(others[4:]))
 
 
+def given(root, members, groups):
+    """The graph of the coordinator's choice."""
+    return GroupsOf(chosen(root, members, groups))
+
+
 def test_groups_chosen_by_the_coordinator_reveal_a_member(monkeypatch):
-    fleet, honest, rest = opened_around_the_victim(monkeypatch, chosen)
+    fleet, honest, rest = opened_around_the_victim(monkeypatch, given)
     assert honest == {VICTIM}
     assert np.array_equal(rest, fleet.inputs[VICTIM])
 
@@ -179,15 +184,10 @@ def test_members_draw_groups_themselves_and_follow_no_coordinator(monkeypatch):
     fleet = GroupFleet(12, 3)
     assert fleet.play() is None
     states = {name: state.on_roster(fleet.inbox[name]) for name, state in fleet.states.items()}
-    groups = draw_groups(
-        fleet.server.session.root,
-        (entry.nonce for entry in fleet.server.session.entries.values()),
-        names(12),
-        3,
-    )
-    wanted = chosen(None, None, names(12), 3)
+    groups = draw_groups(fleet.server.session.root, names(12), 3)
+    wanted = chosen(None, names(12), 3)
     assert set(groups) != set(wanted)
-    monkeypatch.setattr(session, "draw_groups", chosen)
+    monkeypatch.setattr(session, "drawn", given)
     liar = GroupFleet(12, 3)
     assert liar.play() is None
     assert liar.server.session.groups == wanted

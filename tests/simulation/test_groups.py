@@ -20,7 +20,7 @@ POLICY = Policy(mechanisms=("none",), assumed_corrupt=1)
 # Group 0 of twelve members in three groups has four; with n_C = 1, three of them make a sum.
 PHASES = {
     AttemptOpened: "advertise",
-    secure_agg.Roster: "share",
+    secure_agg.GroupRoster: "share",
     secure_agg.ReceivedDealings: "mask",
     secure_agg.Survivors: "confirm",
     secure_agg.Confirmations: "unmask",
@@ -148,7 +148,7 @@ def test_a_robust_rule_waits_for_all_the_groups_it_needs():
     assert fleet.job.aggregation.groups_needed == 3
 
     def lose(name, arriving):
-        if isinstance(getattr(arriving, "payload", None), secure_agg.Roster) and name in groups_of(fleet)[2][:2]:
+        if isinstance(getattr(arriving, "payload", None), secure_agg.GroupRoster) and name in groups_of(fleet)[2][:2]:
             fleet.kill(name)
 
     fleet.before = lose

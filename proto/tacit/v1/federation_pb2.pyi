@@ -192,7 +192,7 @@ class MemberMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ..., complaints: _Optional[_Union[Complaints, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed", "complaint", "openings")
+    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed", "complaint", "openings", "group_roster")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class CoordinatorMessage(_message.Message):
     AUTHORITIES_CHANGED_FIELD_NUMBER: _ClassVar[int]
     COMPLAINT_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ROSTER_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     goodbye: Goodbye
     assignment: Assignment
@@ -223,7 +224,8 @@ class CoordinatorMessage(_message.Message):
     authorities_changed: AuthoritiesChanged
     complaint: Complaint
     openings: Openings
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., openings: _Optional[_Union[Openings, _Mapping]] = ...) -> None: ...
+    group_roster: GroupRoster
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., openings: _Optional[_Union[Openings, _Mapping]] = ..., group_roster: _Optional[_Union[GroupRoster, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "software_version", "admits", "process", "ledger")
@@ -476,6 +478,18 @@ class DigestRoster(_message.Message):
     ref: AttemptRef
     advertisements: _containers.RepeatedCompositeFieldContainer[DigestAdvertisement]
     def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., advertisements: _Optional[_Iterable[_Union[DigestAdvertisement, _Mapping]]] = ...) -> None: ...
+
+class GroupRoster(_message.Message):
+    __slots__ = ("ref", "names", "advertisements", "paths")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISEMENTS_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    ref: AttemptRef
+    names: _containers.RepeatedScalarFieldContainer[str]
+    advertisements: _containers.RepeatedCompositeFieldContainer[DigestAdvertisement]
+    paths: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, ref: _Optional[_Union[AttemptRef, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., advertisements: _Optional[_Iterable[_Union[DigestAdvertisement, _Mapping]]] = ..., paths: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FetchCertificatesRequest(_message.Message):
     __slots__ = ("digests",)

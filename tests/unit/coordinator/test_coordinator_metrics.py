@@ -270,6 +270,7 @@ def test_members_by_status_replace_the_previous_counts(metrics):
     [
         ("ready", "training"),
         ("digest_roster", "share"),
+        ("group_roster", "share"),
         ("unmasking", "unmask"),
         ("goodbye", "session"),
         (None, "session"),

@@ -98,6 +98,9 @@ COORDINATOR_SAYS = [
     AttemptMessage(ATTEMPT, secure_agg.Roster((advertisement("a"), advertisement("b")))),
     AttemptMessage(ATTEMPT, secure_agg.roster_by_digest(secure_agg.Roster((advertisement("a"), advertisement("b"))))),
     AttemptMessage(
+        ATTEMPT, secure_agg.GroupRoster(("a", "b"), (secure_agg.by_digest(advertisement("a")),), ((bytes(32),) * 2,))
+    ),
+    AttemptMessage(
         ATTEMPT,
         secure_agg.ReceivedDealings(
             (secure_agg.ReceivedDealing("a", dealt("b"), bytes(32), (bytes(32), bytes(32)), b"signed"),)
@@ -196,13 +199,16 @@ def test_the_largest_cohorts_messages_fit_the_grpc_limits():
     longest = bytes(1024)
     entry = secure_agg.DigestAdvertisement(names[0], bytes(32), bytes(32), bytes(32), longest)
     roster = secure_agg.DigestRoster(tuple(entry for _ in names))
+    of_group = secure_agg.GroupRoster(
+        tuple(names), (entry,) * limits.MAX_GROUP, ((bytes(32),) * limits.MAX_ROSTER_PATH,) * limits.MAX_GROUP
+    )
     confirmations = secure_agg.Confirmations(tuple(secure_agg.Confirmation(name, longest) for name in names))
     share = secure_agg.DealtShare(names[0], bytes(1168), bytes(82), *(bytes(32),) * 3, bytes(1168), bytes(32))
     one = secure_agg.ReceivedDealing(names[0], share, bytes(32), (bytes(32),) * limits.MAX_PATH, longest)
     dealings = secure_agg.ReceivedDealings((one,) * limits.MAX_NEIGHBOURS)
     full = secure_agg.Advertisement(names[0], bytes(limits.MAX_CERTIFICATE_BYTES), bytes(2 * 1216), bytes(32), longest)
     small = secure_agg.Roster((full,) * limits.DIGEST_ROSTER_ABOVE)
-    for payload in (roster, small, confirmations, dealings, secure_agg.Survivors(tuple(names))):
+    for payload in (roster, of_group, small, confirmations, dealings, secure_agg.Survivors(tuple(names))):
         size = wire.to_member(AttemptMessage(ATTEMPT, payload)).ByteSize()
         assert size <= limits.MAX_FROM_COORDINATOR, type(payload).__name__
     part = pb.CertificatesPart(certificates=[bytes(limits.MAX_CERTIFICATE_BYTES)] * limits.CERTIFICATES_IN_A_PART)
@@ -523,6 +529,23 @@ MANY = {
         ),
         "DigestAdvertisement",
     ),
+    "names of the roster of a group": (
+        limits.MAX_MEMBERS,
+        lambda n: pb.CoordinatorMessage(group_roster=pb.GroupRoster(ref=REF, names=[""] * n)),
+        "GroupRoster",
+    ),
+    "roster of a group": (
+        limits.MAX_GROUP,
+        lambda n: pb.CoordinatorMessage(
+            group_roster=pb.GroupRoster(ref=REF, advertisements=[pb.DigestAdvertisement()] * n)
+        ),
+        "DigestAdvertisement",
+    ),
+    "paths of the roster of a group": (
+        limits.MAX_GROUP,
+        lambda n: pb.CoordinatorMessage(group_roster=pb.GroupRoster(ref=REF, paths=[b""] * n)),
+        "GroupRoster",
+    ),
     "dealings": (
         limits.MAX_NEIGHBOURS,
         lambda n: pb.CoordinatorMessage(
@@ -591,6 +614,12 @@ NAMING = {
     "roster by digest": lambda name: pb.CoordinatorMessage(
         digest_roster=pb.DigestRoster(ref=REF, advertisements=[pb.DigestAdvertisement(member=name)])
     ),
+    "roster of a group": lambda name: pb.CoordinatorMessage(
+        group_roster=pb.GroupRoster(ref=REF, advertisements=[pb.DigestAdvertisement(member=name)])
+    ),
+    "names of the roster of a group": lambda name: pb.CoordinatorMessage(
+        group_roster=pb.GroupRoster(ref=REF, names=[name])
+    ),
     "received dealing": lambda name: pb.CoordinatorMessage(
         received_dealings=pb.ReceivedDealings(ref=REF, dealings=[pb.ReceivedDealing(dealer=name)])
     ),
@@ -609,6 +638,15 @@ def test_a_members_name_has_at_most_63_characters_everywhere(where):
     for name in ("e" * 64, "é", "\x1b[31mred", "m0\n", "M0"):
         with pytest.raises(wire.WireInvalid, match="a name is 1 to 63 of"):
             read(NAMING[where](name))
+
+
+@pytest.mark.parametrize("path", [bytes(31), bytes(33), bytes(32 * (limits.MAX_ROSTER_PATH + 1))], ids=len)
+def test_a_path_of_a_roster_is_whole_digests_and_no_longer_than_its_tree(path):
+    most = bytes(32 * limits.MAX_ROSTER_PATH)
+    for good in (b"", bytes(32), most):
+        from_the_coordinator(pb.CoordinatorMessage(group_roster=pb.GroupRoster(ref=REF, paths=[good])))
+    with pytest.raises(wire.WireInvalid, match="a path in a roster's tree"):
+        from_the_coordinator(pb.CoordinatorMessage(group_roster=pb.GroupRoster(ref=REF, paths=[path])))
 
 
 def test_text_from_the_other_side_is_one_short_printable_line():

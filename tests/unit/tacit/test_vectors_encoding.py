@@ -146,6 +146,14 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     ),
     "roster": AttemptMessage(AT, secure_agg.Roster((entry("m0"), entry("m1")))),
     "roster by digest": AttemptMessage(AT, secure_agg.roster_by_digest(secure_agg.Roster((entry("m0"), entry("m1"))))),
+    "roster of a group": AttemptMessage(
+        AT,
+        secure_agg.GroupRoster(
+            ("m0", "m1", "zurich"),
+            (secure_agg.by_digest(entry("m0")), secure_agg.by_digest(entry("m1"))),
+            ((b"\x01" * 32, b"\x02" * 32), (b"\x03" * 32, b"\x04" * 32)),
+        ),
+    ),
     "received dealings": AttemptMessage(AT, secure_agg.ReceivedDealings((dealt("m1"), dealt("m2")))),
     "survivors": AttemptMessage(AT, secure_agg.Survivors(("m0", "m1", "zurich"))),
     "confirmations": AttemptMessage(

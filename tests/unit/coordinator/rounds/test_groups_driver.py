@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import math
 
 import numpy as np
@@ -40,7 +41,7 @@ class Crowd:
     def __init__(self, job, liar=""):
         self.job, self.liar = job, liar
         self.driver = None
-        self.states, self.ended, self.tasks = {}, {}, []
+        self.states, self.shown, self.ended, self.tasks, self.rosters = {}, {}, {}, [], []
         self.silent = lambda name, payload: False
         self.measured = None
         self.max_totals = 0
@@ -59,8 +60,12 @@ class Crowd:
                 self.states[name], said = secure_agg.advertise(
                     payload.context, TestIdentity(name), verify, SeededRandom(name), key_of=key_of
                 )
-            case secure_agg.Roster():
-                self.states[name], said = self.states[name].on_roster(payload)
+                self.shown[name] = self.states[name]
+            case secure_agg.GroupRoster():
+                self.rosters.append(payload)
+                shown = [state.advertisement for state in self.shown.values()]
+                parts = [part for each in shown for part in (each.certificate, each.keys)]
+                self.states[name], said = self.states[name].on_roster(payload, parts)
             case secure_agg.ReceivedDealings():
                 self.upload(name, self.states[name].on_dealings(payload), attempt)
                 return None
@@ -140,6 +145,10 @@ def test_a_version_is_made_from_the_sums_of_all_groups(tmp_path, rule):
     version, metrics, attempt = asyncio.run(played(tmp_path, crowd, lambda driver: driver.state.version_number == 1))
     assert len(attempt.survivors) == MEMBERS
     assert crowd.max_totals == 3
+    # The members of a group hear its roster one after another, so that it is encoded once.
+    rosters = [group for group, _ in itertools.groupby(crowd.rosters, key=id)]
+    assert len(rosters) == 3
+    assert len(crowd.rosters) == MEMBERS
     expected = 0.1 if rule != "mean" else 0.1 - 1.1 / 12
     assert np.allclose(version, expected, atol=1e-4)
     outliers = int(rule == "reject-outliers")

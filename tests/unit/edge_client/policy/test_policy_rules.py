@@ -87,7 +87,7 @@ def ask(policy: Policy, subject: Any) -> None:
         case RoundContext():
             policy.check_attempt(subject)
         case (RoundContext() as context, names):
-            policy.check_roster({name: name.encode() for name in names}, context, own="own")
+            policy.check_roster({name: name.encode() for name in names}, context.assumed_corrupt, own="own")
         case Watched():
             policy.check_log(subject)
         case (bytes() as update, earlier):
@@ -1128,21 +1128,21 @@ def test_pins_compare_keys_and_not_names_or_certificates():
     north, impostor = issued("north", 2), issued("north", 3)
     assert issued("north", 2) == north  # A renewed certificate keeps the pin.
     policy, context = Policy(peers={"north": fingerprint(north)}), make_context(3, corrupt=0)
-    policy.check_roster({"own": b"any", "north": north}, context, own="own")
+    policy.check_roster({"own": b"any", "north": north}, context.assumed_corrupt, own="own")
     for stranger in ({"north": impostor}, {"other": north}):
         with pytest.raises(PolicyRefusal) as refusal:
-            policy.check_roster({"own": b"any", **stranger}, context, own="own")
+            policy.check_roster({"own": b"any", **stranger}, context.assumed_corrupt, own="own")
         assert refusal.value.reason == Reason.REASON_POLICY_PEERS
-    Policy().check_roster({"own": b"any", "north": impostor}, context, own="own")
+    Policy().check_roster({"own": b"any", "north": impostor}, context.assumed_corrupt, own="own")
 
 
 def test_pins_stop_a_coordinator_that_fills_the_roster_itself():
     """Without pins its members look like any others, and n_C rests on trust. With pins, more than n_C are refused."""
     keys = {"own": b"own", "north": b"north"} | {f"m{number}": b"its own" for number in range(8)}
     context = make_context(10, corrupt=2)
-    Policy().check_roster(keys, context, own="own")
+    Policy().check_roster(keys, context.assumed_corrupt, own="own")
     with pytest.raises(PolicyRefusal):
-        Policy(peers=pins("north")).check_roster(keys, context, own="own")
+        Policy(peers=pins("north")).check_roster(keys, context.assumed_corrupt, own="own")
 
 
 # ---- explain and check -----------------------------------------------------------------------------------------
