@@ -12,7 +12,7 @@ from coordinator.metrics import Metrics
 from coordinator.relay.supervisor import Supervisor, listen, socket_folder
 from toolkit.tls import speaks_tls_12
 
-__all__ = ["CannotServe", "bind", "reflect", "refuse_tls_12", "relayed"]
+__all__ = ["CannotServe", "bind", "check_free", "reflect", "refuse_tls_12", "relayed"]
 
 
 class CannotServe(RuntimeError):
@@ -62,6 +62,25 @@ async def refuse_tls_12(config: CoordinatorConfig) -> None:
                 f"port {port} would accept TLS 1.2: this environment sets GRPC_SSL_CIPHER_SUITES, or this gRPC behaves "
                 "differently from the tested ones; unset the variable, or pin gRPC"
             )
+
+
+async def check_free(config: CoordinatorConfig) -> None:
+    """Checks that this process may listen on the coordinator's ports, and listens on none.
+
+    Raises:
+        CannotServe: a port cannot be bound.
+    """
+    places = (
+        (config.listen_host, config.enrolment_port),
+        (config.listen_host, config.federation_port),
+        (config.metrics_host, config.metrics_port),
+    )
+    for host, port in places:
+        try:
+            for each in await listen(host, port):
+                each.close()
+        except OSError as error:
+            raise _cannot_bind(host, port) from error
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:

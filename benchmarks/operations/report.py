@@ -41,5 +41,14 @@ PAGE = Page(
             "operations.soak",
             ("attempts", "coordinator_kills", "member_kills", "receipts", "median", "seconds", "target"),
         ),
+        Section(
+            "failover",
+            "failover",
+            "operations.failover",
+            (
+                *("attempts", "failovers", "standby_kills", "restarts", "receipts", "median", "seconds", "load"),
+                "target",
+            ),
+        ),
     ),
 )

@@ -20,6 +20,7 @@ members from a coordinator that fails on purpose, and this one is made to fail.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -27,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ from tacit.job import JobDocument
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
 
-__all__ = ["Outcome", "soak"]
+__all__ = ["JOB", "MEMBERS", "POLICY", "Log", "Outcome", "Siege", "compare", "job_file", "soak"]
 
 BENCH = "soak"
 JOB = "soak"
@@ -80,38 +82,41 @@ class Outcome:
     seconds: float = 0.0
 
 
-class _Log:
-    """The coordinator's growing log, over all its processes."""
+class Log:
+    """The growing logs of coordinators, each over all its processes."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-        self._rest = b""
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._paths = {name: folder / f"{name}.log" for name in names}
+        self._at = dict.fromkeys(names, 0)
+        self._rest = dict.fromkeys(names, b"")
         self.lines: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new lines. A line that a kill cut short does not count."""
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            data = self._rest + file.read()
-            self._at = file.tell()
-        *whole, self._rest = data.split(b"\n")
+        """Return the new lines, each with the log's name as `of`. A line that a kill cut short does not count."""
         found = []
-        for line in whole:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
+        for name, path in self._paths.items():
+            if not path.exists():
                 continue
+            with path.open("rb") as file:
+                file.seek(self._at[name])
+                data = self._rest[name] + file.read()
+                self._at[name] = file.tell()
+            *whole, self._rest[name] = data.split(b"\n")
+            for line in whole:
+                with contextlib.suppress(ValueError):
+                    found.append({**json.loads(line), "of": name})
         self.lines += found
         return found
 
 
-class _Siege:
+class Siege:
     """The processes of a soak, and the kills."""
 
-    def __init__(self, running: Federation, names: list[str], chance: random.Random) -> None:
+    def __init__(
+        self, running: Federation, names: list[str], chance: random.Random, logs: Sequence[str] = ("coordinator",)
+    ) -> None:
         self.running, self.names, self.chance = running, names, chance
-        self.log = _Log(running.folder / "coordinator.log")
+        self.log = Log(running.folder, *logs)
         self.outcome = Outcome()
         # Killed members, and the number of log lines at which each is started again.
         self.away: dict[str, int] = {}
@@ -133,11 +138,14 @@ class _Siege:
             "coordinator", [BIN / "coordinator", "serve", "--dir", self.running.dir, "--log-format=json"]
         )
 
-    async def until(self, lines: int, *events: str) -> bool:
+    async def until(self, lines: int, *events: str, of: Sequence[str] = ()) -> bool:
         """Wait for `lines` more lines of the log, or for a line of one of `events` if any are given.
 
         Meanwhile, killed members are started again when they are due. Returns False once the job is finished. Raises:
         MeasurementFailed.
+
+        Args:
+            of: logs whose lines count as one of `events`; empty means all.
         """
         target, end = len(self.log.lines) + lines, time.monotonic() + CELL_SECONDS
         while time.monotonic() < end:
@@ -153,7 +161,8 @@ class _Siege:
                     return False
                 if line.get("event") == "job_failed":
                     raise MeasurementFailed(f"the job failed: {line}")
-            if any(line.get("event") in events for line in fresh) or (not events and len(self.log.lines) >= target):
+            told = (line for line in fresh if not of or line["of"] in of)
+            if any(line.get("event") in events for line in told) or (not events and len(self.log.lines) >= target):
                 return True
             await asyncio.sleep(_LOOK)
         raise MeasurementFailed(f"nothing happened for {CELL_SECONDS:.0f} s")
@@ -197,14 +206,15 @@ class _Siege:
         self.away[name] = len(self.log.lines) + self.chance.randint(*_LINES_AWAY)
 
 
-def _job_file(folder: Path, rounds: int) -> str:
+def job_file(folder: Path, rounds: int, members: int = MEMBERS, fewest: int = MIN) -> str:
+    """Return the text of a soak's job file, and write its word list into `folder`."""
     words = folder / "words.txt"
     words.write_text("".join(f"w{number}\n" for number in range(500)))
     return (
         f'schema = 1\nname = "{JOB}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         "[model]\nembedding = 16\nwidths = [2]\nmaps = 8\n"
-        f"[rounds]\ncount = {rounds}\nmin_members = {MIN}\ntarget_members = {MEMBERS}\nmax_attempts = 100\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = {fewest}\ntarget_members = {members}\nmax_attempts = 100\n"
         "max_failed_rounds = 1000\n[rounds.deadlines]\ntraining = 30\nreconnect = 1\n"
     )
 
@@ -224,11 +234,11 @@ async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = Non
     try:
         await running.serve([BIN / "coordinator", "serve", "--dir", running.dir, "--log-format=json"])
         await running.enrol(names)
-        siege = _Siege(running, names, random.Random(seed))
+        siege = Siege(running, names, random.Random(seed))
         for name in names:
             siege.start(name)
         await running.connected(MEMBERS)
-        await asyncio.to_thread(running.create_job, JOB, _job_file(folder, rounds))
+        await asyncio.to_thread(running.create_job, JOB, job_file(folder, rounds))
         await siege.besiege(max_kills)
         detail = await running.show(JOB)
         versions = {number: data async for number, data in running.versions(detail)}

@@ -20,7 +20,7 @@ import structlog
 from edge_client.identity.connection import explain, open_channel, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
 from edge_client.identity.renewal import RenewalFailed, Renewer, server_unknown
-from edge_client.session.addresses import Addresses
+from edge_client.session.addresses import Addresses, Failed
 from edge_client.session.idle import Idle
 from tacit import wire
 from tacit.messages import (
@@ -48,6 +48,9 @@ log = structlog.get_logger("edge_client")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 # The longest pause in an outage in which a standby has answered: it will be active within seconds.
 _LONGEST_STANDBY_PAUSE = 3.0
+# A try that fails sooner was refused by a machine that is there. A standby that takes longer made the member wait for
+# the moment at which it knows who is active.
+_AT_ONCE_SECONDS = 1.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 # Maximum open channels of a session. Calls may still run on its own channel and on those opened after renewals.
 _CHANNELS = 3
@@ -193,10 +196,12 @@ class Link:
                 await self._idle.until_it_goes()
             if self._renewer is not None:
                 await self._renewer.before_dialling()
-            dialled_with, dialled = self.identity, self._addresses.present
+            dialled_with, dialled, began = self.identity, self._addresses.present, time.monotonic()
+            quick = False
             try:
                 problem = await self._session()
             except grpc.aio.AioRpcError as error:
+                quick = time.monotonic() - began < _AT_ONCE_SECONDS
                 reason, _ = reason_of(error)
                 problem = explain(error, dialled_with, address=dialled)
                 stands_by = reason == Reason.REASON_COORDINATOR_STANDS_BY
@@ -208,7 +213,9 @@ class Link:
                 pause, standby_seen = _FIRST_PAUSE, False
                 self._addresses.worked()
             standby_seen = standby_seen or stands_by
-            if not self._addresses.failed(answered=stands_by):
+            if stands_by and not quick:
+                pause = _FIRST_PAUSE
+            if not self._addresses.failed(_how(stands_by=stands_by, quick=quick and not self._stood)):
                 self._on_break(problem, 0.0)
                 continue
             if standby_seen:
@@ -319,3 +326,9 @@ class Link:
         skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)
         if skew > _CLOCK_SKEW_MS:
             log.warning("clock_differs", seconds=skew // 1000, advice="set this machine's clock")
+
+
+def _how(*, stands_by: bool, quick: bool) -> Failed:
+    if stands_by:
+        return Failed.STANDS_BY
+    return Failed.AT_ONCE if quick else Failed.SILENT
