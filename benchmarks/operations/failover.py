@@ -40,7 +40,7 @@ SEED = 1
 MEMBERS, MIN = 4, 3
 KINDS = ("killed", "stopped", "cut off")
 # Lines of the log between the moment at which both run and the next failure. A round has about 12.
-_LINES_BETWEEN = (1, 20)
+_LINES_BETWEEN = (1, 12)
 # Longest delay in seconds between the line that was drawn and the failure.
 _LATER = 0.08
 # Lines of the log after which a stopped coordinator is woken.
