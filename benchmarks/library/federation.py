@@ -28,7 +28,8 @@ __all__ = ["Federation", "MeasurementFailed", "federation", "free_ports"]
 T = TypeVar("T")
 
 BIN = Path(sys.executable).parent
-_PATIENCE = 60.0
+# Only a measurement that fails, or a crowded machine, waits so long.
+_PATIENCE = 300.0
 
 
 class MeasurementFailed(RuntimeError):
