@@ -72,11 +72,6 @@ class _Siege(Siege):
         self.found = self.outcome = Failovers()
         self._kinds: list[str] = []
 
-    @property
-    def active(self) -> str:
-        """The coordinator that began to serve last."""
-        return str(next(line["of"] for line in reversed(self.log.lines) if line.get("event") == "serving"))
-
     async def fail_over_and_over(self) -> None:
         """Let coordinators fail until the job is finished."""
         while await self.until(self.chance.randint(*_LINES_BETWEEN)):
@@ -108,6 +103,7 @@ class _Siege(Siege):
         # What it said before does not count as said after.
         if not await self.until(-len(self.log.lines)):
             return False
+        since = len(self.log.lines)
         if kind == "killed":
             self.replicas.run(active)
         # A coordinator that was killed may have its lease again before the other one takes it.
@@ -115,10 +111,7 @@ class _Siege(Siege):
             return False
         self.found.recoveries.append((kind, round(time.monotonic() - began, 2)))
         print(f"{len(self.found.recoveries)}: {kind}, {self.found.recoveries[-1][1]} s", file=sys.stderr, flush=True)
-        if kind == "killed":
-            # It may have served before it was killed a second time, so that the other one still stands by.
-            return True
-        return await self._wake(active, kind)
+        return await self.up(active, since) if kind == "killed" else await self._wake(active, kind)
 
     async def _wake(self, name: str, kind: str) -> bool:
         """Let a coordinator that was stopped or cut off go on, and start it again when it has ended."""
@@ -137,8 +130,9 @@ class _Siege(Siege):
         return goes_on and await self._again(name)
 
     async def _again(self, name: str) -> bool:
+        since = len(self.log.lines)
         self.replicas.run(name)
-        return await self.until(0, "standing_by", of=(name,))
+        return await self.up(name, since)
 
 
 async def failover(folder: Path, rounds: int, seed: int) -> Failovers:

@@ -15,6 +15,10 @@ again from these records, for the attempts and survivors that the coordinator re
     recovery_seconds      longest time from a kill of the coordinator to the next open attempt; this includes its start
                           and the members' return until they say Ready
 
+With `--replicas 2` two coordinators share a PostgreSQL and a bucket (moto's server). Instead of the one coordinator, the
+active one is killed, and at every third of its turns it is told to stop (SIGTERM), as in a rolling restart; the other
+one takes over, and it is started again as the standby. `recovery_seconds` then counts from either.
+
 The members' policies allow any number of attempts a version, and sums that differ in few members. Both limits protect
 members from a coordinator that fails on purpose, and this one is made to fail.
 """
@@ -24,6 +28,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -38,6 +43,7 @@ from numpy.typing import NDArray
 
 from benchmarks.library.federation import BIN, Federation, MeasurementFailed
 from benchmarks.library.record import Figure, open_results, parser
+from benchmarks.library.replicas import NAMES, Replicas, replicas
 from benchmarks.library.untrained import member_names
 from benchmarks.operations.soak_member import record_of
 from coordinator.rounds.publish import next_version
@@ -64,6 +70,8 @@ _LATER = 0.08
 # Share of the kills that hit the coordinator.
 _COORDINATOR = 0.3
 _LOOK = 0.01
+# Of two coordinators, the active one is told to stop at every so many of its turns, and killed at the others.
+_HANDOVER_EVERY = 3
 
 
 @dataclass
@@ -76,6 +84,8 @@ class Outcome:
     parameter_difference: float = 0.0
     recovery_seconds: list[float] = field(default_factory=list)
     coordinator_kills: int = 0
+    # Coordinators that were told to stop.
+    handovers: int = 0
     member_kills: int = 0
     attempts: int = 0
     receipts: int = 0
@@ -121,7 +131,22 @@ class Siege:
         # Killed members, and the number of log lines at which each is started again.
         self.away: dict[str, int] = {}
 
+    @property
+    def active(self) -> str:
+        """The coordinator that began to serve last."""
+        return str(next(line["of"] for line in reversed(self.log.lines) if line.get("event") == "serving"))
+
+    async def up(self, name: str, since: int) -> bool:
+        """Wait until a coordinator serves or stands by after line `since`. Returns False once the job is finished."""
+        while not any(
+            line["of"] == name and line.get("event") in ("serving", "standing_by") for line in self.log.lines[since:]
+        ):
+            if not await self.until(1):
+                return False
+        return True
+
     def start(self, name: str) -> None:
+        """Start a member."""
         records = self.running.folder / f"records-{name}"
         records.mkdir(exist_ok=True)
         words: list[str | Path] = [
@@ -219,6 +244,56 @@ def job_file(folder: Path, rounds: int, members: int = MEMBERS, fewest: int = MI
     )
 
 
+class _SiegeOfReplicas(Siege):
+    """A siege of two coordinators, of which one is active."""
+
+    running: Replicas
+
+    def __init__(self, running: Replicas, names: list[str], chance: random.Random) -> None:
+        super().__init__(running, names, chance, NAMES)
+
+    async def begin(self) -> None:
+        """Start both."""
+        for name, event in zip(NAMES, ("serving", "standing_by"), strict=True):
+            self.running.run(name)
+            await self.until(0, event, of=(name,))
+
+    async def _kill_coordinator(self) -> bool:
+        turn = self.outcome.coordinator_kills + self.outcome.handovers + 1
+        active = self.active
+        began = time.monotonic()
+        if turn % _HANDOVER_EVERY == 0:
+            self.outcome.handovers += 1
+            self.running.let_end(active)
+            self.running.signal(active, signal.SIGTERM)
+            if (code := await self.running.ended(active)) != 0:
+                raise MeasurementFailed(f"{active} was told to stop and ended with {code}")
+        else:
+            self.outcome.coordinator_kills += 1
+            self.running.kill(active)
+        # Skips its last lines, which must not count as the next one's.
+        if not await self.until(-len(self.log.lines)):
+            return False
+        since = len(self.log.lines)
+        self.running.run(active)
+        if not await self.until(0, "attempt_opened"):
+            return False
+        self.outcome.recovery_seconds.append(time.monotonic() - began)
+        return await self.up(active, since)
+
+
+async def soak_of_replicas(folder: Path, rounds: int, seed: int, max_kills: int | None = None) -> Outcome:
+    """Run one soak of two coordinators in this folder. See `soak`."""
+    names = member_names(MEMBERS)
+    began = time.monotonic()
+    with replicas(folder, POLICY) as running:
+        siege = _SiegeOfReplicas(running, names, random.Random(seed))
+        await siege.begin()
+        await running.enrol(names)
+        detail, versions = await _besieged(siege, folder, rounds, max_kills)
+    return _compared(siege, folder, began, detail, versions)
+
+
 async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = None) -> Outcome:
     """Run one soak in this folder, on the database of `TACIT_DATABASE_URL`, or else on SQLite.
 
@@ -235,15 +310,27 @@ async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = Non
         await running.serve([BIN / "coordinator", "serve", "--dir", running.dir, "--log-format=json"])
         await running.enrol(names)
         siege = Siege(running, names, random.Random(seed))
-        for name in names:
-            siege.start(name)
-        await running.connected(MEMBERS)
-        await asyncio.to_thread(running.create_job, JOB, job_file(folder, rounds))
-        await siege.besiege(max_kills)
-        detail = await running.show(JOB)
-        versions = {number: data async for number, data in running.versions(detail)}
+        detail, versions = await _besieged(siege, folder, rounds, max_kills)
     finally:
         running.end()
+    return _compared(siege, folder, began, detail, versions)
+
+
+async def _besieged(
+    siege: Siege, folder: Path, rounds: int, max_kills: int | None
+) -> tuple[pb.JobDetail, dict[int, bytes]]:
+    running = siege.running
+    for name in siege.names:
+        siege.start(name)
+    await running.connected(MEMBERS)
+    await asyncio.to_thread(running.create_job, JOB, job_file(folder, rounds))
+    await siege.besiege(max_kills)
+    siege.log.read()
+    detail = await running.show(JOB)
+    return detail, {number: data async for number, data in running.versions(detail)}
+
+
+def _compared(siege: Siege, folder: Path, began: float, detail: pb.JobDetail, versions: dict[int, bytes]) -> Outcome:
     outcome = siege.outcome
     outcome.seconds = time.monotonic() - began
     compare(outcome, folder, detail, versions, siege.log.lines)
@@ -318,6 +405,7 @@ def figures(outcome: Outcome) -> list[Figure]:
     more = {
         "attempts": outcome.attempts,
         "coordinator_kills": outcome.coordinator_kills,
+        **({"handovers": outcome.handovers} if outcome.handovers else {}),
         "member_kills": outcome.member_kills,
         "receipts": outcome.receipts,
         "seconds": round(outcome.seconds, 1),
@@ -341,16 +429,21 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--seed", type=int, default=SEED)
     options.add_argument("--database-url", help="URL of an empty PostgreSQL database (default: SQLite)")
+    options.add_argument("--replicas", type=int, choices=(1, len(NAMES)), default=1)
     chosen = options.parse_args()
     results = open_results(BENCH, quick=chosen.quick)
     if chosen.database_url:
         os.environ["TACIT_DATABASE_URL"] = chosen.database_url
-    case = {"database": (chosen.database_url or "sqlite").split("+")[0].split(":")[0]}
+    case: dict[str, Any] = {"database": (chosen.database_url or "sqlite").split("+")[0].split(":")[0]}
+    several = chosen.replicas > 1
+    if several:
+        case = {"database": "postgresql", "store": "s3", "replicas": chosen.replicas}
     if not results.done(case, chosen.seed):
         results.open([chosen.seed])
         rounds = QUICK_ROUNDS if chosen.quick else chosen.rounds
         with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
-            outcome = asyncio.run(soak(Path(scratch), rounds, chosen.seed, 2 if chosen.quick else None))
+            run = soak_of_replicas if several else soak
+            outcome = asyncio.run(run(Path(scratch), rounds, chosen.seed, 2 if chosen.quick else None))
         results.add(case, figures(outcome), seed=chosen.seed)
 
 
