@@ -15,9 +15,9 @@ again from these records, for the attempts and survivors that the coordinator re
     recovery_seconds      longest time from a kill of the coordinator to the next open attempt; this includes its start
                           and the members' return until they say Ready
 
-With `--replicas 2` two coordinators share a PostgreSQL and a bucket (moto's server). Instead of the one coordinator, the
-active one is killed, and at every third of its turns it is told to stop (SIGTERM), as in a rolling restart; the other
-one takes over, and it is started again as the standby. `recovery_seconds` then counts from either.
+With `--replicas 2` two coordinators share a PostgreSQL and a bucket (moto's server). In place of the one coordinator,
+the active one is killed, and at every third of its turns it is told to stop (SIGTERM), as in a rolling restart. The
+other one takes over, and the first is started again as the standby. `recovery_seconds` then counts from either.
 
 The members' policies allow any number of attempts a version, and sums that differ in few members. Both limits protect
 members from a coordinator that fails on purpose, and this one is made to fail.
