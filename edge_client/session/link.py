@@ -8,6 +8,7 @@ is, and the member's state machine answers that.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -48,9 +49,11 @@ log = structlog.get_logger("edge_client")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 # The longest pause in an outage in which a standby has answered: it will be active within seconds.
 _LONGEST_STANDBY_PAUSE = 3.0
-# A try that fails sooner was refused by a machine that is there. A standby that takes longer made the member wait for
-# the moment at which it knows who is active.
+# A try that fails sooner was refused by a machine that is there.
 _AT_ONCE_SECONDS = 1.0
+# A standby that takes longer to answer made the member wait until it is known who is active, and the pauses begin anew.
+# Long enough that members of a standby that is merely slow dial no more often than between the longest pauses.
+_WAITED_SECONDS = 2.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 # Maximum open channels of a session. Calls may still run on its own channel and on those opened after renewals.
 _CHANNELS = 3
@@ -197,11 +200,11 @@ class Link:
             if self._renewer is not None:
                 await self._renewer.before_dialling()
             dialled_with, dialled, began = self.identity, self._addresses.present, time.monotonic()
-            quick = False
+            took = math.inf
             try:
                 problem = await self._session()
             except grpc.aio.AioRpcError as error:
-                quick = time.monotonic() - began < _AT_ONCE_SECONDS
+                took = time.monotonic() - began
                 reason, _ = reason_of(error)
                 problem = explain(error, dialled_with, address=dialled)
                 stands_by = reason == Reason.REASON_COORDINATOR_STANDS_BY
@@ -213,9 +216,10 @@ class Link:
                 pause, standby_seen = _FIRST_PAUSE, False
                 self._addresses.worked()
             standby_seen = standby_seen or stands_by
-            if stands_by and not quick:
+            if stands_by and took > _WAITED_SECONDS:
                 pause = _FIRST_PAUSE
-            if not self._addresses.failed(_how(stands_by=stands_by, quick=quick and not self._stood)):
+            quick = took < _AT_ONCE_SECONDS and not self._stood
+            if not self._addresses.failed(_how(stands_by=stands_by, quick=quick)):
                 self._on_break(problem, 0.0)
                 continue
             if standby_seen:

@@ -4,17 +4,20 @@ The tests run in order on one federation.
 """
 
 import json
+import socket
 import threading
 from contextlib import suppress
 
 import pytest
+from sqlalchemy import text
 
 from coordinator.config import CoordinatorFolder, load_config
-from coordinator.storage.database import open_database
+from coordinator.storage.database import engine_of, open_database
 from coordinator.storage.object_store import open_store
 from coordinator.storage.prune import named_blobs
+from coordinator.storage.store_work import store_work
 from tests.support.postgres import running_postgres
-from tests.support.processes import PATIENCE, succeed
+from tests.support.processes import PATIENCE, command, succeed
 from tests.support.replicas import MEMBERS, Town
 from tests.support.s3_server import BUCKET, served
 
@@ -122,14 +125,36 @@ def test_an_upload_that_arrives_after_the_takeover_does_no_harm(town, service):
     town.run(town.standby, "standing_by")
 
 
-def test_a_standby_whose_store_refuses_ends_before_it_takes_the_lease(town, service):
-    bad = service[1]
-    standby = town.standby
-    assert standby.running.stop() == 0
-    bad.refuse("DELETE", 403, "AccessDenied", pattern="checks/[0-9a-f]+$")
-    before = town.takeovers()
-    process = standby.start()
-    assert process.process.wait(timeout=PATIENCE) == 1
-    bad.heal()
-    assert town.takeovers() == before
-    town.run(standby, "standing_by")
+def fence(town):
+    engine = engine_of(town.active.config.database_url)
+    with engine.connect() as connection:
+        found = connection.scalar(text("SELECT fence FROM lease"))
+    engine.dispose()
+    return found
+
+
+def test_what_can_be_checked_is_checked_before_the_lease_is_taken(town, service):
+    """Nobody has the lease, and a coordinator that cannot serve leaves it to one that can."""
+    first, second = town.active, town.standby
+    assert [each.running.stop() for each in (second, first)] == [0, 0]
+    before = fence(town)
+    service[1].refuse("DELETE", 403, "AccessDenied", pattern="checks/[0-9a-f]+$")
+    assert first.start().process.wait(timeout=PATIENCE) == 1
+    service[1].heal()
+    assert fence(town) == before
+    for port in (first.config.metrics_port, first.config.federation_port):
+        with socket.create_server(("127.0.0.1", port)):
+            assert first.start().process.wait(timeout=PATIENCE) == 1
+        assert fence(town) == before
+    town.run(first, "serving")
+    assert fence(town) == before + 1
+    town.run(second, "standing_by")
+    # Two folders over one database: a command on one machine keeps out the other one's.
+    with store_work(first.config.database_url, alone=False):
+        done = command("coordinator", "store", "prune", "--dir", second.dir, "--yes")
+    assert (done.returncode, "perhaps on another machine" in done.stderr) == (4, True), done.stderr
+    # And a restore keeps out of a database that is served, on whichever machine it is typed.
+    backup = town.folder / "backup"
+    succeed("coordinator", "backup", backup, "--dir", second.dir)
+    done = command("coordinator", "restore", backup, "--dir", second.dir, "--yes")
+    assert (done.returncode, "a coordinator serves from the database" in done.stderr) == (1, True), done.stderr
