@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from coordinator import ports
 from coordinator import server as coordinator_server
 from coordinator.config import CoordinatorFolder, load_config
 from coordinator.storage.database import open_database
@@ -97,7 +98,7 @@ def test_a_restore_on_the_same_prefix_deletes_nothing_until_somebody_takes_it_ov
 def test_a_serving_coordinator_ends_when_its_prefix_is_taken_over(server, tmp_path, monkeypatch):
     """What it would still store, the other one's next pruning removes."""
     monkeypatch.setattr(coordinator_server, "keep_marked", partial(keep_marked, seconds=0.05))
-    monkeypatch.setattr(coordinator_server.ports, "refuse_tls_12", _passed)
+    monkeypatch.setattr(ports, "refuse_tls_12", _passed)
     with running_federation(tmp_path) as federation:
         federation.coordinator.stop()
         first, again = Coordinator(federation.dir), tmp_path / "again"
