@@ -39,7 +39,7 @@ PAGE = Page(
             "soak",
             "soak",
             "operations.soak",
-            ("attempts", "coordinator_kills", "member_kills", "receipts", "median", "seconds", "target"),
+            ("attempts", "coordinator_kills", "handovers", "member_kills", "receipts", "median", "seconds", "target"),
         ),
         Section(
             "failover",
