@@ -16,7 +16,7 @@ from coordinator.workers.front import Front
 from coordinator.workers.supervisor import Workers, reserve
 from toolkit.tls import speaks_tls_12
 
-__all__ = ["CannotServe", "bind", "inside", "reflect", "refuse_tls_12", "relayed"]
+__all__ = ["CannotServe", "bind", "check_free", "inside", "reflect", "refuse_tls_12", "relayed"]
 
 
 class CannotServe(RuntimeError):
@@ -108,6 +108,25 @@ async def inside(
         log_format=config.log_format,
     )
     return Front(interceptors, workers.run, workers.drain), workers.port
+
+
+async def check_free(config: CoordinatorConfig) -> None:
+    """Checks that this process may listen on the coordinator's ports, and listens on none.
+
+    Raises:
+        CannotServe: a port cannot be bound.
+    """
+    places = (
+        (config.listen_host, config.enrolment_port),
+        (config.listen_host, config.federation_port),
+        (config.metrics_host, config.metrics_port),
+    )
+    for host, port in places:
+        try:
+            for each in await listen(host, port):
+                each.close()
+        except OSError as error:
+            raise _cannot_bind(host, port) from error
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:

@@ -44,13 +44,13 @@ from coordinator.services.only_active import OnlyActive
 from coordinator.services.operator import OperatorServicer
 from coordinator.services.renewal import Renewals
 from coordinator.services.roster import RosterLog
-from coordinator.standby import lease_of
+from coordinator.standby import lease_of, tried_store
 from coordinator.storage import mark, records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, open_database
+from coordinator.storage.errors import StoreTaken
 from coordinator.storage.journal import newest_authorities
 from coordinator.storage.lease import Held
-from coordinator.storage.object_store import open_store
 from coordinator.storage.ownership import Ownership, keep_marked
 from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.storage.requests import ask
@@ -103,6 +103,8 @@ async def start(
     *,
     new_database: bool = False,
     held: Held | None = None,
+    store: BlobStore | None = None,
+    store_taken: Callable[[StoreTaken], None] = lambda _error: None,
     make_way: Callable[[], Awaitable[None]] = _nobody_there,
 ) -> Serving:
     """Starts everything.
@@ -113,6 +115,8 @@ async def start(
         stack: Stops everything, in reverse order.
         new_database: Whether to accept the configured database as the folder's own, whatever it used before.
         held: The lease, on PostgreSQL. The caller releases it after `stack` has stopped everything.
+        store: The store, opened and tried before, which the caller closes. None: it is opened here.
+        store_taken: Told that another history took the store over, after which this coordinator must end.
         make_way: Called before the ports are bound, to close those of a standby in the same process.
 
     Raises:
@@ -134,7 +138,7 @@ async def start(
     anchors, federation = Anchors(book), book.trust.federation
     metrics = Metrics(__version__)
     database = await _own_database(folder, config, metrics, stack, new_database, held, book.authorities)
-    store = await _own_store(config, folder, database, stack)
+    store = await _own(store or await _opened(config, folder, stack), database, stack, store_taken)
     runtime = _runtime(folder, database, store, metrics, anchors, await _spans(config, federation, stack), held)
     runtime.roster = await _roster_log(folder, config, anchors, database)
     await runtime.start()
@@ -247,22 +251,24 @@ def _runtime(
     return runtime
 
 
-async def _own_store(
-    config: CoordinatorConfig, folder: CoordinatorFolder, database: Database, stack: AsyncExitStack
+async def _opened(config: CoordinatorConfig, folder: CoordinatorFolder, stack: AsyncExitStack) -> BlobStore:
+    store = await tried_store(config, folder)
+    stack.callback(store.apart.close)
+    return store
+
+
+async def _own(
+    store: BlobStore, database: Database, stack: AsyncExitStack, taken: Callable[[StoreTaken], None]
 ) -> BlobStore:
-    """Opens the store, tries what serving needs of it, and marks it as this database's for as long as it is served.
+    """Marks the store as this database's for as long as it is served.
 
     Raises:
         StoreUnusable: the store cannot be used.
         StoreNotOwned: it is another database's, or another history's of this one.
     """
-    store = open_store(config, folder)
-    stack.callback(store.apart.close)
-    for advice in await store.apart.run(store.check):
-        log.warning("store_advice", advice=advice)
     owner = Ownership(database, store)
     await store.apart.run(owner.claim, int(datetime.now(UTC).timestamp() * 1000), "coordinator")
-    stack.callback(asyncio.create_task(keep_marked(owner, store)).cancel)
+    stack.callback(asyncio.create_task(keep_marked(owner, store, taken)).cancel)
     return store
 
 
@@ -352,6 +358,10 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
         path: The coordinator's folder.
         config: Its configuration.
         new_database: See `start`.
+
+    Raises:
+        StoreTaken: another history of the database took the store over.
+        Exception: what `start` raises.
     """
     heap.frugal()
     stop = asyncio.Event()
@@ -359,17 +369,34 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     folder = CoordinatorFolder(path)
+    taken: list[StoreTaken] = []
+
+    def store_taken(error: StoreTaken) -> None:
+        taken.append(error)
+        stop.set()
+
     async with AsyncExitStack() as stack:
         # A standby answers until the active coordinator has read its jobs and binds the same ports.
         standby = await stack.enter_async_context(AsyncExitStack())
-        held = await lease_of(folder, config, stop, standby, new_database=new_database)
-        if held is not None:
+        turn = await lease_of(folder, config, stop, standby, new_database=new_database)
+        held, store = turn or (None, None)
+        if held is not None and store is not None:
             # Undone last: the next coordinator begins when this one has stopped.
             stack.callback(held.release)
+            stack.callback(store.apart.close)
         if stop.is_set():
             log.info("stopped")
             return
-        serving = await start(folder, config, stack, new_database=new_database, held=held, make_way=standby.aclose)
+        serving = await start(
+            folder,
+            config,
+            stack,
+            new_database=new_database,
+            held=held,
+            store=store,
+            store_taken=store_taken,
+            make_way=standby.aclose,
+        )
         log.info(
             "serving",
             host=config.listen_host,
@@ -382,3 +409,5 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
         await stop.wait()
         log.info("stopping")
     log.info("stopped")
+    if taken:
+        raise taken[0]

@@ -4,6 +4,12 @@ Over one PostgreSQL, any number of coordinators may run, and one at a time is ac
 others stand by: each refuses members and operators at once with the address of the active one, reads no job and keeps
 no state, so that it knows nothing stale when its turn comes. Then it stops being a standby entirely, and starts as any
 coordinator does after a crash. So a takeover is, to members, exactly a restart.
+
+What can be found wrong is found before the lease is taken: ports that are taken, and a store that refuses. The store is
+opened and tried by then, so that a takeover does not wait for it.
+
+When the lease was not renewed in time, a standby lets members wait for their session instead, until the lease is
+renewed or it serves itself. Refused ones would pause, or dial a machine that hangs, just when it begins to serve.
 """
 
 import asyncio
@@ -33,21 +39,27 @@ from coordinator.services.credentials import (
     refresh_server_certificate,
     server_options,
 )
-from coordinator.services.only_active import STANDBY, OnlyActive
+from coordinator.services.only_active import STANDBY, OnlyActive, WaitingRoom
 from coordinator.storage import mark
+from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import engine_of, is_current, open_database
 from coordinator.storage.errors import DatabaseUnusable
-from coordinator.storage.lease import Candidate, Held, Lease
+from coordinator.storage.lease import RENEW_SECONDS, Candidate, Held, Lease
+from coordinator.storage.object_store import open_store
 from tacit import __version__
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc, operator_pb2
 from tacit.v1 import operator_pb2_grpc as operator_grpc
 
-__all__ = ["end_process", "lease_of"]
+__all__ = ["end_process", "lease_of", "tried_store"]
 
 log = structlog.get_logger("coordinator")
 
 # Pauses between two looks at the lease, and between two looks at the server's certificate.
 _LOOK_SECONDS, _CERTIFICATE_SECONDS = 0.4, 1800.0
+# A lease that was not renewed for so long is in doubt: at least one renewal is late.
+_DOUBT_SECONDS = RENEW_SECONDS + 2 * _LOOK_SECONDS
+# How long a refused call may take to hear of it when this standby is about to serve.
+_REFUSED_SECONDS = 0.3
 # How long a process that lost the lease may take to say so.
 _SAYING_SECONDS = 0.5
 # A standby's connections, which come from members and go at once.
@@ -70,6 +82,22 @@ def end_process(why: str) -> NoReturn:
         os._exit(1)
 
 
+async def tried_store(config: CoordinatorConfig, folder: CoordinatorFolder) -> BlobStore:
+    """Opens the store, and tries what serving needs of it. The caller closes `BlobStore.apart`.
+
+    Raises:
+        StoreUnusable: the store cannot be used.
+    """
+    store = await asyncio.to_thread(open_store, config, folder)
+    try:
+        for advice in await store.apart.run(store.check):
+            log.warning("store_advice", advice=advice)
+    except BaseException:
+        store.apart.close()
+        raise
+    return store
+
+
 async def lease_of(
     folder: CoordinatorFolder,
     config: CoordinatorConfig,
@@ -77,7 +105,7 @@ async def lease_of(
     stack: AsyncExitStack,
     *,
     new_database: bool = False,
-) -> Held | None:
+) -> tuple[Held, BlobStore] | None:
     """Returns the lease once this process holds it. Serves as a standby until then, and on until `stack` is closed.
 
     Args:
@@ -88,7 +116,8 @@ async def lease_of(
         new_database: See `coordinator.server.start`.
 
     Returns:
-        The lease. None: `stop` was set first, or the database is SQLite, which has none.
+        The lease, and the store as `tried_store` returns it. None: `stop` was set first, or the database is SQLite,
+        which has no lease.
 
     Raises:
         CannotServe, NotPrivate, RelayFailed, StorageError, AuthorityUnusable, LifetimeOutOfRange: as `start`.
@@ -102,6 +131,8 @@ async def lease_of(
     if not is_current(config.database_url):
         # Alone: a coordinator of older software may be active.
         open_database(config.database_url, sole=True).close()
+    await ports.check_free(config)
+    store = await tried_store(config, folder)
     candidate = Candidate(config.database_url, config.own_address)
     held: Held | None = None
     try:
@@ -114,9 +145,11 @@ async def lease_of(
     finally:
         if held is None:
             candidate.close()
-    if held is not None:
-        log.info("lease_taken", fence=held.lease.fence, address=held.lease.address)
-    return held
+            store.apart.close()
+    if held is None:
+        return None
+    log.info("lease_taken", fence=held.lease.fence, address=held.lease.address)
+    return held, store
 
 
 async def _stand_by(
@@ -139,8 +172,12 @@ async def _stand_by(
         metrics.lease(active=False, fence=lease.fence)
 
     told(seen)
-    await _listen(folder, config, metrics, stack, lambda: sentence)
-    looked, failed = time.monotonic(), ""
+    room = WaitingRoom()
+    await _listen(folder, config, metrics, stack, lambda: sentence, room)
+    # Undone first: those that wait go on before the ports are closed.
+    stack.callback(room.close)
+    looked = renewed = time.monotonic()
+    failed = ""
     waiting = asyncio.create_task(stop.wait())
     stack.callback(waiting.cancel)
     while not stop.is_set():
@@ -155,10 +192,14 @@ async def _stand_by(
         failed = ""
         if isinstance(found, Held):
             sentence = "this coordinator is about to serve; try again in a moment"
+            room.open()
             return found
         if found != seen:
             told(found)
-            seen = found
+            seen, renewed = found, time.monotonic()
+            room.close()
+        elif time.monotonic() - renewed > _DOUBT_SECONDS:
+            room.open()
         if time.monotonic() - looked > _CERTIFICATE_SECONDS:
             looked = time.monotonic()
             await asyncio.to_thread(_refresh, folder, config)
@@ -178,9 +219,10 @@ async def _listen(
     metrics: Metrics,
     stack: AsyncExitStack,
     sentence: Callable[[], str],
+    room: WaitingRoom,
 ) -> None:
-    """Opens the ports of a standby. `sentence` refuses every call."""
-    refusing = OnlyActive(sentence)
+    """Opens the ports of a standby. `sentence` refuses every call, a session's after it waited in `room`."""
+    refusing = OnlyActive(sentence, room)
     # Nobody stays: a refused caller goes on to another address.
     outside, inside = (
         grpc.aio.server(interceptors=(refusing,), options=server_options(public=True, connections=most))
@@ -203,9 +245,9 @@ async def _listen(
     endpoint = metrics.serve(config.metrics_host, config.metrics_port)
     stack.callback(endpoint.close)
     metrics.watch_disk(folder.path)
-    for server in (inside, outside):
+    # The ports close at once. Refusals of members that waited are still on their way.
+    for server, grace in ((inside, _REFUSED_SECONDS), (outside, None)):
         await server.start()
-        # Nobody waits for a refusal to end.
-        stack.push_async_callback(server.stop, None)
+        stack.push_async_callback(server.stop, grace)
     await relay.start()
     await ports.refuse_tls_12(config)

@@ -43,6 +43,10 @@ are the ratio of the two median rounds, and the time of an honest enrolment unde
 
 Members and the coordinator are killed (kill -9) and started again. At the end, each version is computed again from the
 vectors that the members wrote to files before they masked them.""",
+    "operations.failover": """Runs rounds over two coordinators and lets one fail again and again.
+
+It is killed, stopped, or cut off from PostgreSQL, which they share as they share a bucket. The results are the seconds
+until the next attempt, and what a soak checks.""",
     "privacy.step_cost": """Measures the time of a DP-SGD step beside a plain step, and beside Opacus.
 
 Both steps use the same model, optimiser and batch size. They take turns in one run, and the result is a ratio of

@@ -23,12 +23,13 @@ from edge_client.identity.enrolment import enrol
 from tacit.blobs import fetch_blob
 from tacit.v1 import operator_pb2 as pb
 
-__all__ = ["Federation", "MeasurementFailed", "federation"]
+__all__ = ["Federation", "MeasurementFailed", "federation", "free_ports"]
 
 T = TypeVar("T")
 
 BIN = Path(sys.executable).parent
-_PATIENCE = 60.0
+# Only a measurement that fails, or a crowded machine, waits so long.
+_PATIENCE = 300.0
 
 
 class MeasurementFailed(RuntimeError):
@@ -38,12 +39,15 @@ class MeasurementFailed(RuntimeError):
 class Federation:
     """A coordinator's folder, its members' homes, and the running processes."""
 
-    def __init__(self, folder: Path, policy: str) -> None:
+    def __init__(self, folder: Path, policy: str, *init: str) -> None:
+        """Make the coordinator's folder. init: further options of `coordinator init`."""
         self.folder = folder
         self.dir = folder / "federation"
         self._policy = policy
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        enrolment, self.port, metrics = _free_ports(3)
+        # Those that shall end by themselves.
+        self._ending: set[str] = set()
+        enrolment, self.port, metrics = free_ports(3)
         self.command(
             "coordinator",
             "init",
@@ -52,6 +56,7 @@ class Federation:
             f"--enrolment-port={enrolment}",
             f"--federation-port={self.port}",
             f"--metrics-port={metrics}",
+            *init,
         )
 
     # ---- processes ------------------------------------------------------------------------------------------------
@@ -97,9 +102,9 @@ class Federation:
         return self._processes[name].pid
 
     def check(self) -> None:
-        """Raise MeasurementFailed if a process failed."""
+        """Raise MeasurementFailed if a process failed that shall not end."""
         for name, process in self._processes.items():
-            if process.poll():
+            if name not in self._ending and process.poll():
                 tail = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
                 raise MeasurementFailed("\n".join([f"{name} ended with {process.returncode}", *tail]))
 
@@ -121,6 +126,22 @@ class Federation:
         process = self._processes.pop(name)
         process.kill()
         process.wait()
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process."""
+        self._processes[name].send_signal(number)
+
+    def let_end(self, name: str) -> None:
+        """From now on this process may end by itself, with any exit code. `ended` waits for that."""
+        self._ending.add(name)
+
+    async def ended(self, name: str) -> int:
+        """Wait until a process of `let_end` has ended, and return its exit code."""
+        process = self._processes[name]
+        code = await asyncio.to_thread(process.wait, _PATIENCE)
+        del self._processes[name]
+        self._ending.discard(name)
+        return code
 
     # ---- the operator's side --------------------------------------------------------------------------------------
 
@@ -215,7 +236,8 @@ async def federation(folder: Path, policy: str, members: Sequence[str]) -> Async
         made.end()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

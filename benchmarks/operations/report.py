@@ -39,7 +39,16 @@ PAGE = Page(
             "soak",
             "soak",
             "operations.soak",
-            ("attempts", "coordinator_kills", "member_kills", "receipts", "median", "seconds", "target"),
+            ("attempts", "coordinator_kills", "handovers", "member_kills", "receipts", "median", "seconds", "target"),
+        ),
+        Section(
+            "failover",
+            "failover",
+            "operations.failover",
+            (
+                *("attempts", "failovers", "standby_kills", "restarts", "receipts", "median", "seconds", "load"),
+                "target",
+            ),
         ),
     ),
 )

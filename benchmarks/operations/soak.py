@@ -15,18 +15,25 @@ again from these records, for the attempts and survivors that the coordinator re
     recovery_seconds      longest time from a kill of the coordinator to the next open attempt; this includes its start
                           and the members' return until they say Ready
 
+With `--replicas 2` two coordinators share a PostgreSQL and a bucket (moto's server). In place of the one coordinator,
+the active one is killed, and at every third of its turns it is told to stop (SIGTERM), as in a rolling restart. The
+other one takes over, and the first is started again as the standby. `recovery_seconds` then counts from either.
+
 The members' policies allow any number of attempts a version, and sums that differ in few members. Both limits protect
 members from a coordinator that fails on purpose, and this one is made to fail.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +43,7 @@ from numpy.typing import NDArray
 
 from benchmarks.library.federation import BIN, Federation, MeasurementFailed
 from benchmarks.library.record import Figure, open_results, parser
+from benchmarks.library.replicas import NAMES, Replicas, replicas
 from benchmarks.library.untrained import member_names
 from benchmarks.operations.soak_member import record_of
 from coordinator.rounds.publish import next_version
@@ -44,7 +52,7 @@ from tacit.job import JobDocument
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
 
-__all__ = ["Outcome", "soak"]
+__all__ = ["JOB", "MEMBERS", "POLICY", "Log", "Outcome", "Siege", "compare", "job_file", "soak"]
 
 BENCH = "soak"
 JOB = "soak"
@@ -62,6 +70,8 @@ _LATER = 0.08
 # Share of the kills that hit the coordinator.
 _COORDINATOR = 0.3
 _LOOK = 0.01
+# Of two coordinators, the active one is told to stop at every so many of its turns, and killed at the others.
+_HANDOVER_EVERY = 3
 
 
 @dataclass
@@ -74,49 +84,69 @@ class Outcome:
     parameter_difference: float = 0.0
     recovery_seconds: list[float] = field(default_factory=list)
     coordinator_kills: int = 0
+    # Coordinators that were told to stop.
+    handovers: int = 0
     member_kills: int = 0
     attempts: int = 0
     receipts: int = 0
     seconds: float = 0.0
 
 
-class _Log:
-    """The coordinator's growing log, over all its processes."""
+class Log:
+    """The growing logs of coordinators, each over all its processes."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-        self._rest = b""
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._paths = {name: folder / f"{name}.log" for name in names}
+        self._at = dict.fromkeys(names, 0)
+        self._rest = dict.fromkeys(names, b"")
         self.lines: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new lines. A line that a kill cut short does not count."""
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            data = self._rest + file.read()
-            self._at = file.tell()
-        *whole, self._rest = data.split(b"\n")
+        """Return the new lines, each with the log's name as `of`. A line that a kill cut short does not count."""
         found = []
-        for line in whole:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
+        for name, path in self._paths.items():
+            if not path.exists():
                 continue
+            with path.open("rb") as file:
+                file.seek(self._at[name])
+                data = self._rest[name] + file.read()
+                self._at[name] = file.tell()
+            *whole, self._rest[name] = data.split(b"\n")
+            for line in whole:
+                with contextlib.suppress(ValueError):
+                    found.append({**json.loads(line), "of": name})
         self.lines += found
         return found
 
 
-class _Siege:
+class Siege:
     """The processes of a soak, and the kills."""
 
-    def __init__(self, running: Federation, names: list[str], chance: random.Random) -> None:
+    def __init__(
+        self, running: Federation, names: list[str], chance: random.Random, logs: Sequence[str] = ("coordinator",)
+    ) -> None:
         self.running, self.names, self.chance = running, names, chance
-        self.log = _Log(running.folder / "coordinator.log")
+        self.log = Log(running.folder, *logs)
         self.outcome = Outcome()
         # Killed members, and the number of log lines at which each is started again.
         self.away: dict[str, int] = {}
 
+    @property
+    def active(self) -> str:
+        """The coordinator that began to serve last."""
+        return str(next(line["of"] for line in reversed(self.log.lines) if line.get("event") == "serving"))
+
+    async def up(self, name: str, since: int) -> bool:
+        """Wait until a coordinator serves or stands by after line `since`. Returns False once the job is finished."""
+        while not any(
+            line["of"] == name and line.get("event") in ("serving", "standing_by") for line in self.log.lines[since:]
+        ):
+            if not await self.until(1):
+                return False
+        return True
+
     def start(self, name: str) -> None:
+        """Start a member."""
         records = self.running.folder / f"records-{name}"
         records.mkdir(exist_ok=True)
         words: list[str | Path] = [
@@ -133,11 +163,14 @@ class _Siege:
             "coordinator", [BIN / "coordinator", "serve", "--dir", self.running.dir, "--log-format=json"]
         )
 
-    async def until(self, lines: int, *events: str) -> bool:
+    async def until(self, lines: int, *events: str, of: Sequence[str] = ()) -> bool:
         """Wait for `lines` more lines of the log, or for a line of one of `events` if any are given.
 
         Meanwhile, killed members are started again when they are due. Returns False once the job is finished. Raises:
         MeasurementFailed.
+
+        Args:
+            of: logs whose lines count as one of `events`; empty means all.
         """
         target, end = len(self.log.lines) + lines, time.monotonic() + CELL_SECONDS
         while time.monotonic() < end:
@@ -153,7 +186,8 @@ class _Siege:
                     return False
                 if line.get("event") == "job_failed":
                     raise MeasurementFailed(f"the job failed: {line}")
-            if any(line.get("event") in events for line in fresh) or (not events and len(self.log.lines) >= target):
+            told = (line for line in fresh if not of or line["of"] in of)
+            if any(line.get("event") in events for line in told) or (not events and len(self.log.lines) >= target):
                 return True
             await asyncio.sleep(_LOOK)
         raise MeasurementFailed(f"nothing happened for {CELL_SECONDS:.0f} s")
@@ -197,16 +231,67 @@ class _Siege:
         self.away[name] = len(self.log.lines) + self.chance.randint(*_LINES_AWAY)
 
 
-def _job_file(folder: Path, rounds: int) -> str:
+def job_file(folder: Path, rounds: int, members: int = MEMBERS, fewest: int = MIN) -> str:
+    """Return the text of a soak's job file, and write its word list into `folder`."""
     words = folder / "words.txt"
     words.write_text("".join(f"w{number}\n" for number in range(500)))
     return (
         f'schema = 1\nname = "{JOB}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
         "[model]\nembedding = 16\nwidths = [2]\nmaps = 8\n"
-        f"[rounds]\ncount = {rounds}\nmin_members = {MIN}\ntarget_members = {MEMBERS}\nmax_attempts = 100\n"
+        f"[rounds]\ncount = {rounds}\nmin_members = {fewest}\ntarget_members = {members}\nmax_attempts = 100\n"
         "max_failed_rounds = 1000\n[rounds.deadlines]\ntraining = 30\nreconnect = 1\n"
     )
+
+
+class _SiegeOfReplicas(Siege):
+    """A siege of two coordinators, of which one is active."""
+
+    running: Replicas
+
+    def __init__(self, running: Replicas, names: list[str], chance: random.Random) -> None:
+        super().__init__(running, names, chance, NAMES)
+
+    async def begin(self) -> None:
+        """Start both."""
+        for name, event in zip(NAMES, ("serving", "standing_by"), strict=True):
+            self.running.run(name)
+            await self.until(0, event, of=(name,))
+
+    async def _kill_coordinator(self) -> bool:
+        turn = self.outcome.coordinator_kills + self.outcome.handovers + 1
+        active = self.active
+        began = time.monotonic()
+        if turn % _HANDOVER_EVERY == 0:
+            self.outcome.handovers += 1
+            self.running.let_end(active)
+            self.running.signal(active, signal.SIGTERM)
+            if (code := await self.running.ended(active)) != 0:
+                raise MeasurementFailed(f"{active} was told to stop and ended with {code}")
+        else:
+            self.outcome.coordinator_kills += 1
+            self.running.kill(active)
+        # Skips its last lines, which must not count as the next one's.
+        if not await self.until(-len(self.log.lines)):
+            return False
+        since = len(self.log.lines)
+        self.running.run(active)
+        if not await self.until(0, "attempt_opened"):
+            return False
+        self.outcome.recovery_seconds.append(time.monotonic() - began)
+        return await self.up(active, since)
+
+
+async def soak_of_replicas(folder: Path, rounds: int, seed: int, max_kills: int | None = None) -> Outcome:
+    """Run one soak of two coordinators in this folder. See `soak`."""
+    names = member_names(MEMBERS)
+    began = time.monotonic()
+    with replicas(folder, POLICY) as running:
+        siege = _SiegeOfReplicas(running, names, random.Random(seed))
+        await siege.begin()
+        await running.enrol(names)
+        detail, versions = await _besieged(siege, folder, rounds, max_kills)
+    return _compared(siege, folder, began, detail, versions)
 
 
 async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = None) -> Outcome:
@@ -224,16 +309,28 @@ async def soak(folder: Path, rounds: int, seed: int, max_kills: int | None = Non
     try:
         await running.serve([BIN / "coordinator", "serve", "--dir", running.dir, "--log-format=json"])
         await running.enrol(names)
-        siege = _Siege(running, names, random.Random(seed))
-        for name in names:
-            siege.start(name)
-        await running.connected(MEMBERS)
-        await asyncio.to_thread(running.create_job, JOB, _job_file(folder, rounds))
-        await siege.besiege(max_kills)
-        detail = await running.show(JOB)
-        versions = {number: data async for number, data in running.versions(detail)}
+        siege = Siege(running, names, random.Random(seed))
+        detail, versions = await _besieged(siege, folder, rounds, max_kills)
     finally:
         running.end()
+    return _compared(siege, folder, began, detail, versions)
+
+
+async def _besieged(
+    siege: Siege, folder: Path, rounds: int, max_kills: int | None
+) -> tuple[pb.JobDetail, dict[int, bytes]]:
+    running = siege.running
+    for name in siege.names:
+        siege.start(name)
+    await running.connected(MEMBERS)
+    await asyncio.to_thread(running.create_job, JOB, job_file(folder, rounds))
+    await siege.besiege(max_kills)
+    siege.log.read()
+    detail = await running.show(JOB)
+    return detail, {number: data async for number, data in running.versions(detail)}
+
+
+def _compared(siege: Siege, folder: Path, began: float, detail: pb.JobDetail, versions: dict[int, bytes]) -> Outcome:
     outcome = siege.outcome
     outcome.seconds = time.monotonic() - began
     compare(outcome, folder, detail, versions, siege.log.lines)
@@ -308,6 +405,7 @@ def figures(outcome: Outcome) -> list[Figure]:
     more = {
         "attempts": outcome.attempts,
         "coordinator_kills": outcome.coordinator_kills,
+        **({"handovers": outcome.handovers} if outcome.handovers else {}),
         "member_kills": outcome.member_kills,
         "receipts": outcome.receipts,
         "seconds": round(outcome.seconds, 1),
@@ -331,16 +429,21 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--seed", type=int, default=SEED)
     options.add_argument("--database-url", help="URL of an empty PostgreSQL database (default: SQLite)")
+    options.add_argument("--replicas", type=int, choices=(1, len(NAMES)), default=1)
     chosen = options.parse_args()
     results = open_results(BENCH, quick=chosen.quick)
     if chosen.database_url:
         os.environ["TACIT_DATABASE_URL"] = chosen.database_url
-    case = {"database": (chosen.database_url or "sqlite").split("+")[0].split(":")[0]}
+    case: dict[str, Any] = {"database": (chosen.database_url or "sqlite").split("+")[0].split(":")[0]}
+    several = chosen.replicas > 1
+    if several:
+        case = {"database": "postgresql", "store": "s3", "replicas": chosen.replicas}
     if not results.done(case, chosen.seed):
         results.open([chosen.seed])
         rounds = QUICK_ROUNDS if chosen.quick else chosen.rounds
         with tempfile.TemporaryDirectory(prefix="tacit-bench-", ignore_cleanup_errors=True) as scratch:
-            outcome = asyncio.run(soak(Path(scratch), rounds, chosen.seed, 2 if chosen.quick else None))
+            run = soak_of_replicas if several else soak
+            outcome = asyncio.run(run(Path(scratch), rounds, chosen.seed, 2 if chosen.quick else None))
         results.add(case, figures(outcome), seed=chosen.seed)
 
 

@@ -202,6 +202,7 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     from coordinator.storage.database import open_database
     from coordinator.storage.object_store import open_store
     from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+    from coordinator.storage.store_work import store_work
     from coordinator.storage.target import check_no_links
     from toolkit.logs import configure
 
@@ -224,8 +225,11 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     try:
         # Check before copying gigabytes.
         check_empty(database)
-        blobs = restore_blobs(found, open_store(config, names))
-        done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=os_user())
+        store = open_store(config, names)
+        # No row names the blobs before the end, so a pruning might remove them.
+        with store.unpruned(), store_work(config.database_url, alone=False):
+            blobs = restore_blobs(found, store)
+            done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=os_user())
         mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
     finally:
         database.close()

@@ -1,7 +1,9 @@
 """The roster log as members and witnesses see it: pages of entries, signed heads, proofs that it grew, cosignatures.
 
 The database holds the log (`coordinator.storage.roster`). This keeps its Merkle tree in memory, 64 bytes an entry, and
-signs heads with the server's key. Only `refresh` reads new entries, so whoever needs a certificate to be in the head
+signs heads with the server's key. The first head is no older than the journal, which another coordinator may have
+written with a clock that was ahead: a head that looks older than the one before it says nothing good to a member. Only
+`refresh` reads new entries, so whoever needs a certificate to be in the head
 calls it first: sessions do before they open, and renewals before they answer.
 """
 
@@ -13,11 +15,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import structlog
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy.orm import Session
 
 from coordinator.storage import roster
 from coordinator.storage.database import Database
+from coordinator.storage.journal import newest_ms
 from secure_agg.transparency import Tree
 from tacit.identity import Trust
 from tacit.roster import MAX_SKEW, Cosignature, Entry, Head, HeadInvalid, SignedHead
@@ -34,6 +38,8 @@ from tacit.v1 import federation_pb2 as pb
 from tacit.withdrawal import WithdrawalTaken, sign_taken
 
 __all__ = ["RosterLog", "cosigned_or_abort"]
+
+log = structlog.get_logger("coordinator")
 
 # A head is signed anew after this time, although the log did not grow: members refuse heads of more than an hour.
 _SIGNED_ANEW_MS = 60_000
@@ -75,6 +81,8 @@ class RosterLog:
         self._signing: tuple[rsa.RSAPrivateKey, bytes] | None = None
         self._lock = threading.Lock()
         self._reading = asyncio.Lock()
+        # The journal's newest time at the start. None: not read yet.
+        self._begun_ms: int | None = None
 
     async def refresh(self) -> None:
         """Takes the entries that were added to the database since the last call.
@@ -83,15 +91,29 @@ class RosterLog:
             DatabaseUnusable: the database cannot be read.
         """
         async with self._reading:
-            known = len(self._tree)
-            added = await self._database.run(lambda s: roster.entries(s, known))
+            known, begins = len(self._tree), self._begun_ms is None
+
+            def read(s: Session) -> tuple[list[Entry], int]:
+                return roster.entries(s, known), newest_ms(s) if begins else 0
+
+            added, begun_ms = await self._database.run(read)
             with self._lock:
+                if begins:
+                    self._begin(begun_ms)
                 self._tree.extend(entry.leaf for entry in added)
+
+    def _begin(self, begun_ms: int) -> None:
+        ahead_ms = begun_ms - self._now_ms()
+        if ahead_ms > MAX_SKEW.total_seconds() * 1000:
+            # Members would refuse such a head, from anybody.
+            log.warning("clock_behind", seconds=ahead_ms // 1000, advice="compare the clocks of all coordinators")
+            begun_ms = 0
+        self._begun_ms = begun_ms
 
     def head(self) -> SignedHead:
         """Returns the newest head. It was signed less than a minute ago."""
         with self._lock:
-            now_ms, size, last = self._now_ms(), len(self._tree), self._signed
+            now_ms, size, last = max(self._now_ms(), self._begun_ms or 0), len(self._tree), self._signed
             if last is not None and last.head.size == size and 0 <= now_ms - last.head.at_ms < _SIGNED_ANEW_MS:
                 return last
             try:
@@ -170,13 +192,16 @@ class RosterLog:
 
 
 async def cosigned_or_abort(
-    log: RosterLog | None, request: pb.CosignRequest, context: grpc.aio.ServicerContext[Any, Any], member: str = ""
+    roster_log: RosterLog | None,
+    request: pb.CosignRequest,
+    context: grpc.aio.ServicerContext[Any, Any],
+    member: str = "",
 ) -> pb.CosignResponse:
     """Answers a call that brings a cosignature."""
-    if log is None:
+    if roster_log is None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
     try:
-        await log.cosigned(request.cosignature, member)
+        await roster_log.cosigned(request.cosignature, member)
     except HeadInvalid as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     return pb.CosignResponse()

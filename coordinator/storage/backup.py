@@ -34,6 +34,7 @@ from sqlalchemy import JSON, Connection, LargeBinary, Table, select
 from coordinator.storage import chain, snapshot
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.errors import BackupDamaged, BackupRefused, BlobCorrupt, BlobMissing, StoreUnusable
+from coordinator.storage.store_work import store_work
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short, sentence_of
 from tacit.job import JobDocument
 
@@ -235,7 +236,7 @@ def make(
         BackupRefused: the folder cannot be used, or a blob is missing.
         DatabaseUnusable: the database cannot be read.
     """
-    with _writing(folder), store.unpruned():
+    with _writing(folder), store.unpruned(), store_work(url, alone=False):
         with snapshot.of_database(url) as connection:
             revision = snapshot.revision_of(connection)
             if revision is None:

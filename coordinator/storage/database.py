@@ -173,6 +173,11 @@ class Database:
         """`run` for callers without an event loop."""
         return self._submit(work).result()
 
+    @property
+    def url(self) -> str:
+        """The database's URL, with its password."""
+        return self._engine.url.render_as_string(hide_password=False)
+
     def written_here(self) -> frozenset[int]:
         """Returns the journal entries that the serving process has written itself since the last call.
 

@@ -20,6 +20,7 @@ __all__ = [
     "StoreBusy",
     "StoreInUse",
     "StoreNotOwned",
+    "StoreTaken",
     "StoreUnusable",
     "TokenWithdrawn",
 ]
@@ -92,6 +93,10 @@ class StoreBusy(StoreUnusable):
 
 class StoreNotOwned(StorageError):
     """The store's marks name another database, or another history of this one."""
+
+
+class StoreTaken(StoreNotOwned):
+    """Somebody decided that the store is another history's: `coordinator store take-over`."""
 
 
 class StoreInUse(StorageError):

@@ -8,7 +8,7 @@ ever added: triggers in the database refuse to change, remove or replace one. Ea
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from coordinator.storage.chain import GENESIS, JournalEntry, Value, canonical_fields, entry_hash
@@ -24,6 +24,7 @@ __all__ = [
     "journal",
     "lock_appends",
     "newest_authorities",
+    "newest_ms",
     "newest_of",
     "note",
     "note_seldom",
@@ -33,6 +34,8 @@ __all__ = [
 
 # On PostgreSQL a writer holds it from its first entry to its commit. On SQLite every transaction is alone anyway.
 _APPEND_LOCK = 7440744174427444
+# Entries whose times are compared.
+_NEWEST = 1000
 _NOTED = "journal_noted"
 PAGE = 1000
 # Kinds of entries about a job that somebody caused, and what they did.
@@ -138,6 +141,15 @@ def newest_of(s: Session, kind: str, *, after: int = 0) -> JournalEntry | None:
     query = select(JournalRow).where(JournalRow.kind == kind, JournalRow.id > after)
     row = s.scalars(query.order_by(JournalRow.id.desc()).limit(1)).one_or_none()
     return None if row is None else JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash)
+
+
+def newest_ms(s: Session) -> int:
+    """Returns the latest time of the newest entries, in milliseconds since 1970; 0 without any.
+
+    Several machines write them, each with its own clock.
+    """
+    newest = select(JournalRow.at_ms).order_by(JournalRow.id.desc()).limit(_NEWEST).subquery()
+    return int(s.scalar(select(func.max(newest.c.at_ms))) or 0)
 
 
 def newest_authorities(s: Session) -> tuple[bytes | None, bytes | None]:

@@ -31,7 +31,7 @@ thread.
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -41,7 +41,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
-from coordinator.storage.errors import BlobMissing, StorageError, StoreNotOwned, StoreUnusable
+from coordinator.storage.errors import BlobMissing, StorageError, StoreNotOwned, StoreTaken, StoreUnusable
 from coordinator.storage.journal import Head, head, newest_of, note
 from coordinator.storage.models import JournalRow
 from coordinator.storage.owner_mark import OwnerMark, new_mark
@@ -218,7 +218,8 @@ class Ownership:
         if foreign := self._foreign(marks):
             first = self._database.run_now(lambda s: _hash_of(s, 1))
             newest = max(foreign, key=lambda each: (each.taken, each.written or 0))
-            raise StoreNotOwned(_sentence(self._store.place, newest, first))
+            kind = StoreTaken if newest.taken else StoreNotOwned
+            raise kind(_sentence(self._store.place, newest, first))
         if self._marked and not marks:
             raise StoreNotOwned(
                 f"{self._store.place} has lost the mark of this database, so nobody knows any more whose it is; see "
@@ -226,15 +227,30 @@ class Ownership:
             )
 
 
-async def keep_marked(owner: Ownership, store: BlobStore, seconds: float = RENEW_SECONDS) -> None:
-    """Renews the mark of a serving coordinator until it is cancelled, in the store's own threads."""
+async def keep_marked(
+    owner: Ownership, store: BlobStore, taken: Callable[[StoreTaken], None], seconds: float = RENEW_SECONDS
+) -> None:
+    """Renews the mark of a serving coordinator until it is cancelled, in the store's own threads.
+
+    Args:
+        owner: The database's claim.
+        store: The store.
+        taken: Told once that another history took the store over. The coordinator must then end: what it still stores
+            is removed by the prunings of that history.
+        seconds: The pause between two marks.
+    """
     said, wait = "", seconds
     while True:
         await asyncio.sleep(wait)
         try:
             await store.apart.run(owner.renew)
             said, wait = "", seconds
+        except StoreTaken as error:
+            log.error("store_taken", detail=error.sentence)
+            taken(error)
+            return
         except StoreNotOwned as error:
+            # Two marks side by side: nothing is pruned until somebody decides, so nothing is lost by going on.
             log.error("store_not_owned", detail=error.sentence)
             wait = seconds
         except StorageError as error:

@@ -13,7 +13,8 @@ for the grace period, so a row that step 1 did not see names a blob that step 2 
 named again, when another version has the same bytes: the store then writes or holds it like any other.
 
 Before step 1 the database claims the store, and the claim is checked again before each batch of removals: what this
-database does not name may be another one's (`coordinator.storage.ownership`).
+database does not name may be another one's (`coordinator.storage.ownership`). Backups and restores keep prunings out,
+by locks of the folder and of the database (`coordinator.storage.store_work`).
 
 A job's document and what it names always stay, its start included; so do its newest version and that version's
 optimiser state, which the next round needs, and files of synthetic text that count.
@@ -34,6 +35,7 @@ from coordinator.storage.jobs import StoredVersion, versions
 from coordinator.storage.journal import note
 from coordinator.storage.models import CorpusRow, JobRow, JournalRow, ServerStateRow, VersionRow
 from coordinator.storage.ownership import Ownership
+from coordinator.storage.store_work import store_work
 from coordinator.storage.withdrawal import restart_points
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
@@ -167,7 +169,12 @@ def prune(
         StorageError: the database cannot be read or written.
     """
     owner = Ownership(database, store)
-    with store.pruning():
+    with store.pruning(), store_work(database.url, alone=True) as held:
+
+        def check() -> None:
+            held()
+            owner.check()
+
         # Before the rows are read: what nobody holds from here on, and no row names then, nobody names later. Before
         # the marks are read: whoever stored what is old enough to go has marked the store by then.
         before = store.clock(now_ms / 1000) - grace_seconds
@@ -176,7 +183,7 @@ def prune(
         else:
             owner.claim(now_ms, by)
         gone, states, named = _decided(database, store, policy, now_ms, by, dry_run)
-        return _remove(store, _in_batches(owner.check), named, gone, states, before, dry_run)
+        return _remove(store, _in_batches(check), named, gone, states, before, dry_run)
 
 
 def named_blobs(database: Database, store: BlobStore) -> set[bytes]:

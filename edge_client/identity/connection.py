@@ -50,9 +50,9 @@ def channel_options(*, several: bool = False) -> list[tuple[str, int]]:
 
     Args:
         several: Whether the coordinator has other addresses. The member then notices sooner that one hangs: a silent
-            one within seven seconds, one that completes no handshake within five.
+            one within six seconds, one that completes no handshake within five.
     """
-    seconds, answer_seconds = (3, 4) if several else (30, 10)
+    seconds, answer_seconds = (2, 4) if several else (30, 10)
     return [
         # gRPC 1.85 ends a connection only after ping_timeout, a minute by default, whatever keepalive_timeout says.
         *((("grpc.min_reconnect_backoff_ms", 5000), ("grpc.http2.ping_timeout_ms", 4000)) if several else ()),

@@ -2,16 +2,29 @@
 
 A federation may have several coordinators, of which one is active and the others stand by. A member goes on to the next
 address at once, and pauses only when each address that is worth a try has refused or failed since the last pause. An
-address that did not answer is passed over for a few pauses, because dialling a machine that hangs takes seconds, and a
-standby that refuses may be active a moment later.
+address that was silent is passed over for a few pauses, because dialling a machine that hangs takes seconds, and a
+standby that refuses may be active a moment later. One that failed at once costs nothing to dial again: its process is
+gone, or it is a standby that has just closed its ports to serve.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
-__all__ = ["Addresses"]
+__all__ = ["Addresses", "Failed"]
 
-# How many pauses long an address that did not answer is passed over, if another one answers.
+# How many pauses long a silent address is passed over, if another one answers.
 _PASSED_OVER = 3
+
+
+class Failed(Enum):
+    """How a try at an address failed."""
+
+    # It said that it stands by.
+    STANDS_BY = auto()
+    # Its machine refused within a moment.
+    AT_ONCE = auto()
+    # Its session broke, or the try took long.
+    SILENT = auto()
 
 
 class Addresses:
@@ -42,22 +55,22 @@ class Addresses:
         self._passed_over.clear()
         self._stood_by.clear()
 
-    def failed(self, *, answered: bool) -> bool:
+    def failed(self, how: Failed) -> bool:
         """Goes on to the next address.
 
         Args:
-            answered: Whether the present one said that it stands by, so that it may be worth another try soon.
+            how: What became of the present one. Only a silent one is passed over.
 
         Returns:
             Whether to pause before dialling.
         """
         self._tried.add(self._at)
-        # A standby's ports are closed for a moment when its turn comes, so one failure after an answer is forgiven.
-        forgiven = answered or self._at in self._stood_by
-        self._passed_over[self._at] = 0 if forgiven else _PASSED_OVER
-        if answered:
+        # A standby whose turn has come may be slow for a moment, so one silence after an answer is forgiven.
+        silent = how is Failed.SILENT and self._at not in self._stood_by
+        self._passed_over[self._at] = _PASSED_OVER if silent else 0
+        if how is Failed.STANDS_BY:
             self._stood_by.add(self._at)
-        else:
+        elif how is Failed.SILENT:
             self._stood_by.discard(self._at)
         ring = [(self._at + step) % len(self._all) for step in range(1, len(self._all) + 1)]
         for place in ring:

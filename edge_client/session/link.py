@@ -8,6 +8,7 @@ is, and the member's state machine answers that.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +21,7 @@ import structlog
 from edge_client.identity.connection import explain, open_channel, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
 from edge_client.identity.renewal import RenewalFailed, Renewer, server_unknown
-from edge_client.session.addresses import Addresses
+from edge_client.session.addresses import Addresses, Failed
 from edge_client.session.idle import Idle
 from tacit import wire
 from tacit.messages import (
@@ -48,6 +49,11 @@ log = structlog.get_logger("edge_client")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 # The longest pause in an outage in which a standby has answered: it will be active within seconds.
 _LONGEST_STANDBY_PAUSE = 3.0
+# A try that fails sooner was refused by a machine that is there.
+_AT_ONCE_SECONDS = 1.0
+# A standby that takes longer to answer made the member wait until it is known who is active, and the pauses begin anew.
+# Long enough that members of a standby that is merely slow dial no more often than between the longest pauses.
+_WAITED_SECONDS = 2.0
 _CLOCK_SKEW_MS = 5 * 60 * 1000
 # Maximum open channels of a session. Calls may still run on its own channel and on those opened after renewals.
 _CHANNELS = 3
@@ -193,10 +199,12 @@ class Link:
                 await self._idle.until_it_goes()
             if self._renewer is not None:
                 await self._renewer.before_dialling()
-            dialled_with, dialled = self.identity, self._addresses.present
+            dialled_with, dialled, began = self.identity, self._addresses.present, time.monotonic()
+            took = math.inf
             try:
                 problem = await self._session()
             except grpc.aio.AioRpcError as error:
+                took = time.monotonic() - began
                 reason, _ = reason_of(error)
                 problem = explain(error, dialled_with, address=dialled)
                 stands_by = reason == Reason.REASON_COORDINATOR_STANDS_BY
@@ -208,7 +216,10 @@ class Link:
                 pause, standby_seen = _FIRST_PAUSE, False
                 self._addresses.worked()
             standby_seen = standby_seen or stands_by
-            if not self._addresses.failed(answered=stands_by):
+            if stands_by and took > _WAITED_SECONDS:
+                pause = _FIRST_PAUSE
+            quick = took < _AT_ONCE_SECONDS and not self._stood
+            if not self._addresses.failed(_how(stands_by=stands_by, quick=quick)):
                 self._on_break(problem, 0.0)
                 continue
             if standby_seen:
@@ -319,3 +330,9 @@ class Link:
         skew = abs(welcome.server_time_ms - time.time_ns() // 1_000_000)
         if skew > _CLOCK_SKEW_MS:
             log.warning("clock_differs", seconds=skew // 1000, advice="set this machine's clock")
+
+
+def _how(*, stands_by: bool, quick: bool) -> Failed:
+    if stands_by:
+        return Failed.STANDS_BY
+    return Failed.AT_ONCE if quick else Failed.SILENT

@@ -14,53 +14,9 @@ from sqlalchemy.engine import make_url
 from tests.support.bad_network import BadNetwork
 from tests.support.postgres import running_postgres
 from tests.support.processes import PATIENCE, command
-from tests.support.replicas import Replica, Replicas
+from tests.support.replicas import Town
 
-MEMBERS = ("north", "east", "south", "west")
 pytestmark = pytest.mark.timeout(4 * PATIENCE)
-
-
-class Town(Replicas):
-    """Two coordinators and four members. `active` serves."""
-
-    def __init__(self, *arguments, **more):
-        super().__init__(*arguments, **more)
-        self.enrol(*MEMBERS)
-        self.members = {name: self.light(name) for name in MEMBERS}
-        self.active: Replica = self.first
-
-    @property
-    def standby(self) -> Replica:
-        """The other one."""
-        return self.other(self.active)
-
-    def in_the_middle(self, job: str) -> None:
-        """Returns in a round of a new job whose members have sent their vectors, and where one does not go on."""
-        self.light_job(job, count=100_000, embedding=16)
-        self.order("west", "halt", "confirm")
-        self.members["west"].wait_for("halted")
-
-    def taken_over(self, how: str) -> None:
-        """Returns once the standby serves. The lease must have passed in this way."""
-        before, self.active = self.active, self.standby
-        self.active.running.wait_for("serving")
-        found = self.takeovers()
-        assert found[-1]["how"] == how
-        assert (found[-1]["before"], found[-1]["address"]) == (before.address, self.active.address)
-        assert [each["fence"] for each in found] == list(range(1, len(found) + 1))
-
-    def takeovers(self):
-        """The journal's entries of takeovers."""
-        entries = map(json.loads, self.operator("audit", "show", "--json").splitlines())
-        return [entry["fields"] for entry in entries if entry["kind"] == "lease_taken"]
-
-    def goes_on_from_there(self, job: str) -> None:
-        """Checks that the job goes on: no version lost, none made twice, no member counted twice."""
-        self.order("west")
-        self.goes_on(job, 1)
-        self.abort(job)
-        self.sound(job, MEMBERS)
-        self.operator("audit", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +43,7 @@ def town(postgres, way, tmp_path_factory):
 
 
 def health(replica, *more):
-    done = command("coordinator", "health", "--dir", replica.dir, *more)
+    done = command("coordinator", "health", "--dir", replica.dir, "--timeout", str(PATIENCE), *more)
     return done.returncode, done.stdout + done.stderr
 
 

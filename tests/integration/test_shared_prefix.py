@@ -1,14 +1,21 @@
 """Two coordinators of real processes on one prefix of a bucket: a restored one is refused until it takes over."""
 
+import asyncio
 import json
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
+from coordinator import ports
+from coordinator import server as coordinator_server
 from coordinator.config import CoordinatorFolder, load_config
 from coordinator.storage.database import open_database
+from coordinator.storage.errors import StoreTaken
 from coordinator.storage.object_store import open_store
+from coordinator.storage.ownership import keep_marked
 from coordinator.storage.prune import named_blobs
-from tests.support.processes import command, running_federation, succeed
+from tests.support.processes import PATIENCE, command, running_federation, succeed
 from tests.support.s3_server import BUCKET, served
 from tests.support.stored_job import fill
 
@@ -86,3 +93,36 @@ def test_a_restore_on_the_same_prefix_deletes_nothing_until_somebody_takes_it_ov
             del server.bucket.keys[key]
         assert json.loads(first.prune().stdout.splitlines()[0])["blobs"] > 0
         assert not again.whole()
+
+
+def test_a_serving_coordinator_ends_when_its_prefix_is_taken_over(server, tmp_path, monkeypatch):
+    """What it would still store, the other one's next pruning removes."""
+    monkeypatch.setattr(coordinator_server, "keep_marked", partial(keep_marked, seconds=0.05))
+    monkeypatch.setattr(ports, "refuse_tls_12", _passed)
+    with running_federation(tmp_path) as federation:
+        federation.coordinator.stop()
+        first, again = Coordinator(federation.dir), tmp_path / "again"
+        first.stored("desk")
+        succeed("coordinator", "backup", tmp_path / "backup", "--dir", first.folder, "--with-keys")
+        succeed("coordinator", "restore", tmp_path / "backup", "--dir", again, "--yes")
+
+        async def taken():
+            serving = asyncio.create_task(coordinator_server.serve(first.folder))
+            port = first.config.federation_port
+            while not serving.done():
+                with suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+            await asyncio.to_thread(succeed, "coordinator", "store", "take-over", "--dir", again, "--yes")
+            await asyncio.wait_for(serving, PATIENCE)
+
+        with pytest.raises(StoreTaken, match="took it over"):
+            asyncio.run(taken())
+        # Nor does it begin again.
+        refused = command("coordinator", "serve", "--dir", first.folder)
+        assert (refused.returncode, "took it over" in refused.stderr) == (1, True), refused.stderr
+
+
+async def _passed(_config):
+    """These tests' process was not started as a coordinator is."""

@@ -203,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        # Also for rules that pass it on later.
+        self.body = body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         bad: BadStore = self.server.bad  # type: ignore[attr-defined]
         asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()})
         act = bad.due(asked)

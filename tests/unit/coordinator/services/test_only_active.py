@@ -9,7 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 
-from coordinator.services.only_active import OnlyActive
+from coordinator.services import only_active
+from coordinator.services.only_active import OnlyActive, WaitingRoom
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
@@ -19,8 +20,8 @@ SAYS = "this coordinator stands by for another one; the active one is at a.examp
 
 
 @contextlib.asynccontextmanager
-async def serving(refusal):
-    server = grpc.aio.server(interceptors=(OnlyActive(refusal),))
+async def serving(refusal, room=None):
+    server = grpc.aio.server(interceptors=(OnlyActive(refusal, room),))
     federation_pb2_grpc.add_FederationServiceServicer_to_server(federation_pb2_grpc.FederationServiceServicer(), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -84,5 +85,52 @@ def test_health_checks_pass():
         async with serving(lambda: SAYS) as channel:
             answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    asyncio.run(run())
+
+
+def test_a_session_waits_while_it_is_not_clear_who_is_active_and_hears_the_newest():
+    said = [SAYS]
+
+    async def run():
+        room, entered = WaitingRoom(), asyncio.Event()
+        room.open()
+        wait = room.wait
+
+        async def seen():
+            entered.set()
+            await wait()
+
+        room.wait = seen
+        async with serving(lambda: said[0], room) as channel:
+            stub = federation_pb2_grpc.FederationServiceStub(channel)
+            waiting = asyncio.ensure_future(session(stub))
+            async with asyncio.timeout(60):
+                await entered.wait()
+            # Calls of other kinds do not wait.
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await unary(stub)
+            assert reason_of(refused.value) == (Reason.REASON_COORDINATOR_STANDS_BY, SAYS)
+            assert not waiting.done()
+            said[0] = "this coordinator is about to serve; try again in a moment"
+            room.close()
+            with pytest.raises(grpc.aio.AioRpcError) as told:
+                await waiting
+            assert reason_of(told.value) == (Reason.REASON_COORDINATOR_STANDS_BY, said[0])
+            # A closed room holds nobody.
+            with pytest.raises(grpc.aio.AioRpcError):
+                await session(stub)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("limit", ["_MAX_WAITING", "_MAX_WAIT_SECONDS"])
+def test_a_waiting_room_is_bounded(monkeypatch, limit):
+    monkeypatch.setattr(only_active, limit, 0)
+
+    async def run():
+        room = WaitingRoom()
+        room.open()
+        await room.wait()
 
     asyncio.run(run())

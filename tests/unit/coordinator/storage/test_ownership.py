@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 from coordinator.storage import backup, records
 from coordinator.storage import prune as prune_module
 from coordinator.storage.database import open_database
-from coordinator.storage.errors import StoreNotOwned, StoreUnusable
+from coordinator.storage.errors import StoreNotOwned, StoreTaken, StoreUnusable
+from coordinator.storage.owner_mark import new_mark
 from coordinator.storage.ownership import Ownership, keep_marked
 from coordinator.storage.prune import Retention, named_blobs, prune
 from coordinator.storage.restore import restore_blobs, restore_rows
@@ -359,7 +360,7 @@ def test_text_that_a_member_took_back_is_not_deleted_from_anothers_prefix(houses
     assert not house.store.has(digest)
 
 
-def test_a_serving_coordinator_renews_its_mark_and_says_once_more_that_it_was_taken_over(houses):
+def test_a_serving_coordinator_renews_its_mark_and_hears_that_it_was_taken_over(houses):
     house, other = houses(), houses("other")
     house.claim()
     other.note()
@@ -375,16 +376,23 @@ def test_a_serving_coordinator_renews_its_mark_and_says_once_more_that_it_was_ta
                 loop.call_soon_threadsafe(looked.put_nowait, [each.entry for each in house.store.marks()])
 
         house.owner.renew = renew
-        task = asyncio.create_task(keep_marked(house.owner, house.store, 0.001))
+        heard = []
+        task = asyncio.create_task(keep_marked(house.owner, house.store, heard.append, 0.001))
         try:
             house.note()
             newest = house.database.run_now(records.head).id
             while await asyncio.wait_for(looked.get(), 60) != [newest]:
                 pass
-            other.take_over()
             with capture_logs() as said:
+                # Another one's mark beside its own is no decision, so it goes on.
+                house.store.write_mark(new_mark(newest, b"x" * 32, b"y" * 32))
                 while not any(each["event"] == "store_not_owned" for each in said):
                     await asyncio.wait_for(looked.get(), 60)
+                assert not heard
+                other.take_over()
+                await asyncio.wait_for(task, 60)
+            assert [type(each) for each in heard] == [StoreTaken]
+            assert said[-1]["event"] == "store_taken"
         finally:
             task.cancel()
 

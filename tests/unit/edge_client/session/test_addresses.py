@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.session.addresses import Addresses
+from edge_client.session.addresses import Addresses, Failed
+
+SILENT, AT_ONCE, STANDS_BY = Failed.SILENT, Failed.AT_ONCE, Failed.STANDS_BY
 
 
-def dialled(addresses: Addresses, answers: dict[str, bool], times: int) -> list[str]:
-    """The addresses of the next tries, with `|` for a pause. `answers` says who stands by; the others are dead."""
+def dialled(addresses: Addresses, fates: dict[str, Failed], times: int) -> list[str]:
+    """The addresses of the next tries, with `|` for a pause. Addresses without a fate are silent."""
     found = []
     for _ in range(times):
         found.append(addresses.present)
-        if addresses.failed(answered=answers.get(addresses.present, False)):
+        if addresses.failed(fates.get(addresses.present, SILENT)):
             found.append("|")
     return found
 
@@ -22,20 +24,24 @@ def test_one_address_is_dialled_after_each_pause():
 
 
 def test_the_next_address_is_dialled_at_once_and_a_dead_one_is_passed_over():
-    found = "".join(dialled(Addresses(["a", "b"]), {"b": True}, 9))
+    found = "".join(dialled(Addresses(["a", "b"]), {"b": STANDS_BY}, 9))
     assert found == "ab|b|b|ab|b|b|a"
 
 
-def test_a_standby_whose_ports_are_closed_for_a_moment_is_not_passed_over():
-    """It is about to be active, and the other one hangs."""
+def test_an_address_that_fails_at_once_is_not_passed_over():
+    """Its ports are closed for a moment, because it is about to be active, and the other one hangs."""
+    assert "".join(dialled(Addresses(["a", "b"]), {"b": AT_ONCE}, 4)) == "ab|b|b|"
+
+
+def test_a_standby_that_is_slow_for_a_moment_is_not_passed_over():
     addresses = Addresses(["a", "b"])
-    assert not addresses.failed(answered=False)
-    assert addresses.failed(answered=True)
+    assert not addresses.failed(SILENT)
+    assert addresses.failed(STANDS_BY)
     assert addresses.present == "b"
-    assert addresses.failed(answered=False)
+    assert addresses.failed(SILENT)
     assert addresses.present == "b"
     # The second time, it counts as dead, too.
-    assert addresses.failed(answered=False)
+    assert addresses.failed(SILENT)
     assert addresses.present == "a"
 
 
@@ -44,16 +50,18 @@ def test_addresses_that_are_all_dead_take_turns():
 
 
 def test_standbys_are_all_asked_between_two_pauses():
-    assert "".join(dialled(Addresses(["a", "b", "c"]), {"a": True, "b": True, "c": True}, 6)) == "abc|abc|"
+    assert (
+        "".join(dialled(Addresses(["a", "b", "c"]), {"a": STANDS_BY, "b": STANDS_BY, "c": STANDS_BY}, 6)) == "abc|abc|"
+    )
 
 
 def test_the_address_that_worked_is_dialled_first_after_a_break():
     addresses = Addresses(["a", "b"])
-    assert not addresses.failed(answered=False)
+    assert not addresses.failed(SILENT)
     addresses.worked()
     assert addresses.present == "b"
     # It breaks: the other one is not passed over for what happened before.
-    assert not addresses.failed(answered=False)
+    assert not addresses.failed(SILENT)
     assert addresses.present == "a"
 
 
@@ -62,17 +70,17 @@ def test_a_member_needs_an_address():
         Addresses([])
 
 
-@given(count=st.integers(1, 5), answers=st.lists(st.booleans(), min_size=60, max_size=60))
-def test_no_address_is_dialled_twice_without_a_pause_and_none_is_forgotten(count, answers):
+@given(count=st.integers(1, 5), fates=st.lists(st.sampled_from(Failed), min_size=60, max_size=60))
+def test_no_address_is_dialled_twice_without_a_pause_and_none_is_forgotten(count, fates):
     """So a member is no storm for anybody, and finds the one that serves."""
     addresses = Addresses([f"host-{number}:1" for number in range(count)])
     since_pause, ago = set(), dict.fromkeys(range(count), 0)
-    for answered in answers:
+    for fate in fates:
         place = int(addresses.present.split("-")[1].split(":")[0])
         assert place not in since_pause
         since_pause.add(place)
         ago[place] = 0
-        if addresses.failed(answered=answered):
+        if addresses.failed(fate):
             since_pause.clear()
             ago = {each: pauses + 1 for each, pauses in ago.items()}
         assert max(ago.values()) <= 3 + count
