@@ -107,7 +107,7 @@ def test_a_serving_coordinator_ends_when_its_prefix_is_taken_over(server, tmp_pa
         succeed("coordinator", "restore", tmp_path / "backup", "--dir", again, "--yes")
 
         async def taken():
-            serving = asyncio.create_task(coordinator_server.serve(first.folder))
+            serving = asyncio.create_task(coordinator_server.serve(first.folder, first.config))
             port = first.config.federation_port
             while not serving.done():
                 with suppress(OSError):

@@ -54,7 +54,7 @@ class Services:
     async def twice(self, _, context):
         """Writes one message for each that it reads, until the member has said all."""
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
                 self.read.append(message)
                 await context.write(message)
         finally:

@@ -56,7 +56,7 @@ class Behind:
 
     async def echo(self, _, context):
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
+            while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
                 await context.write(message)
         finally:
             self.ended += 1
@@ -275,7 +275,7 @@ async def test_open_calls_get_time_at_a_stop_and_no_process_stays(folder):
             await call.write(b"b")
             assert await call.read() == b"b"
             await call.done_writing()
-            assert await call.read() == grpc.aio.EOF
+            assert await call.read() == grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
             assert await call.code() is grpc.StatusCode.OK
             await stopping
         assert not any(psutil.pid_exists(pid) for pid in behind.pids.values())
