@@ -26,8 +26,8 @@ __all__ = ["Desk", "Front", "Methods"]
 
 log = structlog.get_logger("coordinator.workers")
 
-# A connection carries 64 calls at once. Calls whose member has just gone end here a moment later than in the worker, and
-# no member may get its worker killed by opening and closing calls.
+# A connection carries 64 calls at once. Calls whose member has just gone end here a moment later than in the worker,
+# and no member may get its worker killed by opening and closing calls.
 _CALLS_OF_A_CONNECTION, _ENDING = 64, 4096
 _MAX_CALLS = 100_000
 
