@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from coordinator.services.streams import EOF
 from coordinator.workers.channel import connect
 from coordinator.workers.frames import FROM_MAIN, FROM_WORKER, Frame, Kind, decoded, encoded
 from coordinator.workers.front import Desk, Methods
@@ -54,7 +55,7 @@ class Services:
     async def twice(self, _, context):
         """Writes one message for each that it reads, until the member has said all."""
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
+            while (message := await context.read()) is not EOF:
                 self.read.append(message)
                 await context.write(message)
         finally:

@@ -18,6 +18,7 @@ import pytest
 
 from coordinator.config import load_operator
 from coordinator.metrics import Metrics
+from coordinator.services.streams import EOF
 from coordinator.workers.front import Front
 from coordinator.workers.supervisor import Workers, WorkersFailed, reserve
 from tests.support.places import ROOT
@@ -56,7 +57,7 @@ class Behind:
 
     async def echo(self, _, context):
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
+            while (message := await context.read()) is not EOF:
                 await context.write(message)
         finally:
             self.ended += 1
@@ -275,7 +276,7 @@ async def test_open_calls_get_time_at_a_stop_and_no_process_stays(folder):
             await call.write(b"b")
             assert await call.read() == b"b"
             await call.done_writing()
-            assert await call.read() == grpc.aio.EOF  # type: ignore[attr-defined]  # its stubs lack it
+            assert await call.read() == EOF
             assert await call.code() is grpc.StatusCode.OK
             await stopping
         assert not any(psutil.pid_exists(pid) for pid in behind.pids.values())
@@ -285,6 +286,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from coordinator.metrics import Metrics
+from coordinator.services.streams import EOF
 from coordinator.workers.front import Front
 from coordinator.workers.supervisor import Workers, reserve
 
