@@ -174,8 +174,6 @@ async def _stand_by(
     told(seen)
     room = WaitingRoom()
     await _listen(folder, config, metrics, stack, lambda: sentence, room)
-    # Undone first: those that wait go on before the ports are closed.
-    stack.callback(room.close)
     looked = renewed = time.monotonic()
     failed = ""
     waiting = asyncio.create_task(stop.wait())
@@ -228,10 +226,7 @@ async def _listen(
         grpc.aio.server(interceptors=(refusing,), options=server_options(public=True, connections=most))
         for most in (None, _CONNECTIONS)
     )
-    relay = await ports.relayed(config, config.enrolment_connections, outside, enrolment_credentials(folder), metrics)
-    stack.push_async_callback(relay.stop)
     federation_port = ports.bind(inside, config.listen_host, config.federation_port, federation_credentials(folder))
-    config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
     # The base classes only name the methods. No call reaches them.
     enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(enrolment_pb2_grpc.EnrolmentServiceServicer(), outside)
     federation_pb2_grpc.add_FederationServiceServicer_to_server(federation_pb2_grpc.FederationServiceServicer(), inside)
@@ -242,12 +237,20 @@ async def _listen(
     for server, modules in ((outside, (enrolment_pb2,)), (inside, (federation_pb2, operator_pb2))):
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         ports.reflect(server, *modules)
+    # Closed last, when all else is: members wait there, then hear that they may dial again, and the port is closed for
+    # as short a time as possible.
+    await inside.start()
+    stack.push_async_callback(inside.stop, _REFUSED_SECONDS)
+    stack.callback(room.close)
+    relay = await ports.relayed(config, config.enrolment_connections, outside, enrolment_credentials(folder), metrics)
+    stack.push_async_callback(relay.stop)
     endpoint = metrics.serve(config.metrics_host, config.metrics_port)
     stack.callback(endpoint.close)
     metrics.watch_disk(folder.path)
-    # The ports close at once. Refusals of members that waited are still on their way.
-    for server, grace in ((inside, _REFUSED_SECONDS), (outside, None)):
-        await server.start()
-        stack.push_async_callback(server.stop, grace)
+    await outside.start()
+    # Nobody waits for a refusal to end.
+    stack.push_async_callback(outside.stop, None)
     await relay.start()
-    await ports.refuse_tls_12(config)
+    await ports.refuse_tls_12(
+        config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
+    )

@@ -12,8 +12,9 @@ from enum import Enum, auto
 
 __all__ = ["Addresses", "Failed"]
 
-# How many pauses long a silent address is passed over, if another one answers.
-_PASSED_OVER = 3
+# How many pauses long a silent address is passed over, if another one answers. The pauses grow from a quarter of a
+# second, so these last longer than a standby's ports are closed when its turn comes.
+_PASSED_OVER = 4
 
 
 class Failed(Enum):
