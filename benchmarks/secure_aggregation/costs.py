@@ -128,7 +128,7 @@ def hybrid(cells: Cells) -> None:
 
 
 def groups(cells: Cells) -> None:
-    """Measure large cohorts in groups, and beside them one of 1000 with one sum."""
+    """Measure large cohorts in groups."""
     for members in (200,) if cells.quick else GROUPS_MEMBERS:
         split, dropped = in_groups.split_of(members, GROUPS_VALUES).context, members // 100
         case = {
@@ -137,8 +137,6 @@ def groups(cells: Cells) -> None:
         }
         run = partial(_in_groups, cells, members, dropped)
         cells.measure(case, "server_held_bytes", run)
-    if not cells.quick:
-        _cost(cells, 1000, GROUPS_VALUES, 10, Graph.SPARSE)
 
 
 def _in_groups(cells: Cells, members: int, dropped: int) -> list[Figure]:

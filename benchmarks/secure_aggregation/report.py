@@ -39,6 +39,7 @@ PAGE = Page(
             "secure_agg",
             "secure_aggregation.costs --part cost limit",
             ("timed", "checked"),
+            where={"graph": ("complete", "sparse")},
             wide=("client_cpu_seconds", "server_seconds"),
             figures=("client_cpu_seconds", "server_seconds"),
             plots=(Plot("secure_agg_cost.svg", "Time of a member and of the server", draw_secure_cost),),
