@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from learning.causal.config import FAMILIES, CausalConfigInvalid, check_causal, flat_config, sizes_of, tensor_shapes
 from learning.causal.layers import ATTENTION, register
+from learning.models.copied import copied
 from learning.prompts.backbone import BackboneInvalid, FrozenValues, are_mapped, checked_tensors
 
 __all__ = [
@@ -89,6 +90,7 @@ def library_config(config: Mapping[str, Any], vocabulary_size: int) -> Any:
     return AutoConfig.for_model(**kept)
 
 
+@copied
 def library_layers(config: Mapping[str, Any]) -> nn.Module:
     """The library's model for a config from `check_causal`, on the meta device and with our attention.
 

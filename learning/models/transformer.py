@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from learning.models.adapters import LowRank, Matrix, encoder_matrices
 from learning.models.classifier import Dropout, TextClassifier
+from learning.models.copied import copied
 from tacit.method import ModelPart
 from tacit.model import TransformerModel
 from tacit.prompt import LoRA
@@ -341,6 +342,7 @@ def _width_of(config: Mapping[str, Any]) -> int:
     return width
 
 
+@copied
 def bare_encoder(config: Mapping[str, Any], attention: str = "tacit") -> nn.Module:
     """The library's encoder without word embedding, pooler and buffers, on the meta device, so nothing is drawn.
 

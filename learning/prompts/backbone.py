@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from learning.backbones.paging import page_out
+from learning.models.copied import copied
 from learning.models.transformer import FAMILIES as ENCODERS
 from learning.models.transformer import EncoderInvalid, bare_encoder, check_config
 from learning.prompts.attention import ATTENTION, register
@@ -303,9 +304,12 @@ def library_module(config: Mapping[str, Any]) -> nn.Module:
     It has no word tables, no pooler and no buffers.
     """
     register()
+    return bare_encoder(config, attention=ATTENTION) if config["model_type"] in ENCODERS else _bare_module(config)
+
+
+@copied
+def _bare_module(config: Mapping[str, Any]) -> nn.Module:
     kind = config["model_type"]
-    if kind in ENCODERS:
-        return bare_encoder(config, attention=ATTENTION)
     from transformers import AutoConfig, AutoModel
 
     if kind == "electra":

@@ -657,13 +657,13 @@ def test_a_lost_ready_is_asked_for_again():
     assert fleet.state.status is JobStatus.FINISHED
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_chaos_ends_in_a_finished_job(seed):
     chaos(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(12, 400))
+@pytest.mark.parametrize("seed", range(6, 400))
 def test_longer_chaos_ends_in_a_finished_job(seed):
     chaos(seed)
 

@@ -64,7 +64,7 @@ def test_every_version_follows_from_what_was_opened(name, groups):
     assert check_versions(fleet) == fleet.job.rounds.count
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 24))])
 def test_crashes_at_any_moment_lose_no_state(seed):
     fleet = a_fleet(SERVERS["fedadam"], seed)
     # A round takes a little more than a second, of which publishing takes DELAY_MS.

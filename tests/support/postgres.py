@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
 
+from coordinator.storage.database import open_database
 from tests.support.debian import install
 from tests.support.processes import PATIENCE
 
@@ -55,6 +57,7 @@ class Postgres:
         self._bin = programs()
         self._data = folder / "data"
         self._log = folder / "log"
+        self._template = ""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
@@ -93,12 +96,23 @@ class Postgres:
             return
         self._run("pg_ctl", "stop", "--wait", "--pgdata", self._data, "--mode", mode)
 
-    def database(self) -> str:
-        """Makes an empty database and returns its URL."""
+    def database(self, *, migrated: bool = False) -> str:
+        """Makes a database and returns its URL.
+
+        Args:
+            migrated: with today's schema and no rows, in place of empty. It is a copy of one that was migrated once,
+                because a migration costs 0.1 seconds of CPU.
+        """
+        if migrated and not self._template:
+            made = self.database()
+            open_database(made).close()
+            self._template = make_url(made).database
         name = f"tacit_{uuid.uuid4().hex[:12]}"
+        # Without FILE_COPY, the server writes every page of the template to its log.
+        like = f" TEMPLATE {self._template} STRATEGY FILE_COPY" if migrated else ""
         engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
+            connection.execute(text(f"CREATE DATABASE {name}{like}"))
         engine.dispose()
         return self.url(name)
 

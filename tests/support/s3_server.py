@@ -32,6 +32,9 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 
+# By endpoint and credentials. Each endpoint has a port of its own, so its clients end with it.
+_clients = dict[tuple[str, str], Any]()
+
 
 class S3Server:
     """moto's server with one bucket."""
@@ -264,14 +267,21 @@ def served() -> Iterator[tuple[S3Server, BadStore]]:
         finally:
             bad.close()
             server.close()
+            for key in [key for key in _clients if key[0] in (bad.url, server.url)]:
+                del _clients[key]
 
 
 def object_store(
     url: str, folder: Path, prefix: str = "", *, cache_bytes: int = 10**9, attempts: int = 6, **more: Any
 ) -> ObjectStore:
-    """Opens the bucket at an endpoint as a store."""
+    """Opens the bucket at an endpoint as a store.
+
+    Stores at the same endpoint share a client, because making one costs 0.25 seconds of CPU.
+    """
     place = place_of(f"s3://{BUCKET}/{prefix}", endpoint=url, region="us-east-1", path_style=True)
-    return ObjectStore(Bucket(place, attempts=attempts), folder, cache_bytes, **more)
+    bucket = Bucket(place, attempts=attempts)
+    bucket._fs = _clients.setdefault((url, os.environ.get("AWS_ACCESS_KEY_ID", "")), bucket._fs)
+    return ObjectStore(bucket, folder, cache_bytes, **more)
 
 
 def utc(seconds: float) -> str:

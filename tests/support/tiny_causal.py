@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -54,6 +55,23 @@ INJECTIONS: Mapping[str, Injection] = {
     "prefix": PrefixTuning(3),
     "prefix-mlp": PrefixTuning(3, 8),
 }
+
+
+def pairs(*injections: str) -> list[Any]:
+    """Parameters: every family with every injection of these, or of all.
+
+    Families differ in what LoRA changes, and Llama's and GPT-2's layers in everything else. The other pairs are a
+    sweep.
+    """
+
+    def repeats(family: str, injection: str) -> bool:
+        return family not in ("llama", "gpt2") and injection != "lora"
+
+    return [
+        pytest.param(family, each, marks=pytest.mark.long if repeats(family, each) else ())
+        for family in CONFIGS
+        for each in injections or INJECTIONS
+    ]
 
 
 def values_of(family: str) -> dict[str, NDArray[np.float32]]:

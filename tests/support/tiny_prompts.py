@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -88,6 +89,21 @@ PAIRS = [(family, injection) for family in ("bert", "roberta", "t5") for injecti
     ("electra", "bitfit"),
     ("roberta", "bitfit-last"),
     ("t5", "lora-last"),
+]
+# For tests beside that of every pair's clipped sum: each injection on BERT, and what a family has of its own.
+_OWN = {
+    ("roberta", "prompt"),
+    ("t5", "lstm"),
+    ("t5", "prefix-mlp"),
+    ("t5", "lora"),
+    ("electra", "prompt"),
+    ("electra", "bitfit"),
+    ("distilbert", "lora-all"),
+    ("t5-gated", "prefix"),
+}
+SOME_PAIRS = [
+    pytest.param(*pair, id="-".join(pair), marks=() if pair[0] == "bert" or pair in _OWN else pytest.mark.long)
+    for pair in PAIRS
 ]
 # The second label has two words.
 CLOZE = Cloze(((7,), (9, 11), (13,)))

@@ -202,61 +202,87 @@ def test_the_text_fields_of_all_messages_are_found():
     assert len(PLACES) > 100
 
 
-@pytest.mark.parametrize(("described", "path"), PLACES)
+# Every field gets every hostile text, and any text comes to some field. The sweep brings any text to every field.
+each_place = pytest.mark.parametrize(("described", "path"), PLACES)
+SESSION = {"MemberMessage": wire.from_member, "CoordinatorMessage": wire.from_coordinator}
+
+
+@each_place
 def test_a_server_gets_clean_text_or_refuses_the_message(described, path):
-    @settings(quick, max_examples=25)
-    @given(texts)
-    def holds(text: str) -> None:
-        message = planted(GetMessageClass(described), path, text)
-        try:
-            admit(message)
-        except TextInvalid as error:
-            assert_refusal_is_clean(error)
-            return
-        for field, found in every_text(message):
-            assert_clean(found, bound(field))
-
-    holds()
+    for text in HOSTILE:
+        a_server_gets_clean_text_or_refuses(described, path, text)
 
 
-@pytest.mark.parametrize(("described", "path"), PLACES)
+@each_place
 def test_a_client_gets_clean_text_and_no_false_identifier(described, path):
-    @settings(quick, max_examples=25)
-    @given(texts)
-    def holds(text: str) -> None:
-        message = planted(GetMessageClass(described), path, text)
-        before = dict.fromkeys((found for _, found in every_text(message)), True)
-        neutralise(message)
-        for field, found in every_text(message):
-            assert_clean(found, bound(field))
-            kind = FIELDS[field.full_name.removeprefix("tacit.v1.")]
-            # An altered text does not pass as an identifier.
-            assert kind.pattern is None or found in before or kind.pattern.fullmatch(found) is None
-
-    holds()
+    for text in HOSTILE:
+        a_client_gets_clean_text(described, path, text)
 
 
-SESSION = [place for place in PLACES if place.values[0].name in ("MemberMessage", "CoordinatorMessage")]
-
-
-@pytest.mark.parametrize(("described", "path"), SESSION)
+@pytest.mark.parametrize(("described", "path"), [place for place in PLACES if place.values[0].name in SESSION])
 def test_a_session_message_is_clean_or_never_reaches_the_machine(described, path):
-    read: Any = wire.from_member if described.name == "MemberMessage" else wire.from_coordinator
+    for text in HOSTILE:
+        a_session_message_is_clean(described, path, text)
 
+
+@settings(quick, max_examples=1000)
+@given(st.sampled_from([place.values for place in PLACES]), texts)
+def test_any_text_in_any_field_is_clean_or_refused(place, text: str) -> None:
+    described, path = place
+    is_clean_or_refused(described, path, text)
+
+
+@pytest.mark.long
+@each_place
+def test_any_text_in_every_field_is_clean_or_refused(described, path):
     @quick
     @given(texts)
     def holds(text: str) -> None:
-        message = planted(GetMessageClass(described), path, text)
-        try:
-            decoded = read(message)
-        except wire.WireInvalid as error:
-            assert_refusal_is_clean(error)
-            return
-        for leaf in leaves_of(decoded):
-            if isinstance(leaf, str):
-                assert_clean(leaf, MAX_REFUSAL)
+        is_clean_or_refused(described, path, text)
 
     holds()
+
+
+def is_clean_or_refused(described: Descriptor, path: tuple[FieldDescriptor, ...], text: str) -> None:
+    a_server_gets_clean_text_or_refuses(described, path, text)
+    a_client_gets_clean_text(described, path, text)
+    if described.name in SESSION:
+        a_session_message_is_clean(described, path, text)
+
+
+def a_server_gets_clean_text_or_refuses(described: Descriptor, path: tuple[FieldDescriptor, ...], text: str) -> None:
+    message = planted(GetMessageClass(described), path, text)
+    try:
+        admit(message)
+    except TextInvalid as error:
+        assert_refusal_is_clean(error)
+        return
+    for field, found in every_text(message):
+        assert_clean(found, bound(field))
+
+
+def a_client_gets_clean_text(described: Descriptor, path: tuple[FieldDescriptor, ...], text: str) -> None:
+    message = planted(GetMessageClass(described), path, text)
+    before = dict.fromkeys((found for _, found in every_text(message)), True)
+    neutralise(message)
+    for field, found in every_text(message):
+        assert_clean(found, bound(field))
+        kind = FIELDS[field.full_name.removeprefix("tacit.v1.")]
+        # An altered text does not pass as an identifier.
+        assert kind.pattern is None or found in before or kind.pattern.fullmatch(found) is None
+
+
+def a_session_message_is_clean(described: Descriptor, path: tuple[FieldDescriptor, ...], text: str) -> None:
+    read: Any = SESSION[described.name]
+    message = planted(GetMessageClass(described), path, text)
+    try:
+        decoded = read(message)
+    except wire.WireInvalid as error:
+        assert_refusal_is_clean(error)
+        return
+    for leaf in leaves_of(decoded):
+        if isinstance(leaf, str):
+            assert_clean(leaf, MAX_REFUSAL)
 
 
 # ---- sinks, of whatever comes ---------------------------------------------------------------------------------------

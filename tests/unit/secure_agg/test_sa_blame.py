@@ -183,34 +183,33 @@ def test_a_bad_seal_that_is_opened_well_stops_nobody(graph: str, change: Any, pa
     case.finish()
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize(
-    ("change", "part", "secret"),
-    [
-        (garbled("sealed_key"), Part.SHARES, OTHER),
-        (garbled("sealed_key"), Part.SHARES, b""),
-        (garbled("sealed_pair_seed"), Part.PAIR_SEED, OTHER),
-        (garbled("locked_shares"), Part.SHARES, None),
-        (wrong_lock, Part.SHARES, None),
-        (other_key_commitment, Part.SHARES, None),
-        (other_key_commitment, Part.SHARES, OTHER),
-        (short_key, Part.SHARES, b""),
-        (wrong_shares(commit=False), Part.SHARES, b"k" * 32),
-        (wrong_shares(commit=True), Part.SHARES, b"k" * 32),
-    ],
-    ids=[
-        "another-key",
-        "no-key",
-        "another-seed",
-        "bad-lock",
-        "wrong-share",
-        "commitment",
-        "committed-but-not-locked",
-        "short-key",
-        "resealed",
-        "outside-the-field",
-    ],
-)
+BAD_OPENINGS: dict[str, tuple[Any, Part, bytes | None]] = {
+    "another-key": (garbled("sealed_key"), Part.SHARES, OTHER),
+    "no-key": (garbled("sealed_key"), Part.SHARES, b""),
+    "another-seed": (garbled("sealed_pair_seed"), Part.PAIR_SEED, OTHER),
+    "bad-lock": (garbled("locked_shares"), Part.SHARES, None),
+    "wrong-share": (wrong_lock, Part.SHARES, None),
+    "commitment": (other_key_commitment, Part.SHARES, None),
+    "committed-but-not-locked": (other_key_commitment, Part.SHARES, OTHER),
+    "short-key": (short_key, Part.SHARES, b""),
+    "resealed": (wrong_shares(commit=False), Part.SHARES, b"k" * 32),
+    "outside-the-field": (wrong_shares(commit=True), Part.SHARES, b"k" * 32),
+}
+# Every one on the complete graph, and one of each kind (a key, a seed, shares) on the others. The sweep has the rest.
+_ON_EACH_GRAPH = ("another-key", "another-seed", "wrong-share")
+BAD = [
+    pytest.param(
+        graph,
+        *BAD_OPENINGS[what],
+        id=f"{what}-{graph}",
+        marks=() if graph == "complete" or what in _ON_EACH_GRAPH else pytest.mark.long,
+    )
+    for graph in GRAPHS
+    for what in BAD_OPENINGS
+]
+
+
+@pytest.mark.parametrize(("graph", "change", "part", "secret"), BAD)
 def test_a_bad_opening_convicts(graph: str, change: Any, part: Part, secret: bytes | None) -> None:
     case = Case(graph, change)
     state = case.complain()

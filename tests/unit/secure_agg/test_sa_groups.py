@@ -285,16 +285,32 @@ def test_members_and_server_draw_the_same_groups_and_deal_within_them() -> None:
 # ---- every group's own sum -------------------------------------------------------------------------------------------
 
 
-@given(
+any_losses = given(
     st.sampled_from([(8, 2), (12, 3), (13, 3), (15, 4)]),
     st.dictionaries(st.sampled_from(list(Phase)), st.sets(st.integers(0, 14), max_size=4), max_size=5),
     st.integers(0, 2**16),
     st.sampled_from([32, 20, 13]),
 )
-@settings(max_examples=60, deadline=None)
+
+
+@settings(max_examples=20, deadline=None)
+@any_losses
 def test_after_any_losses_every_opened_sum_is_its_survivors(
     shape: tuple[int, int], lost: dict[Phase, set[int]], seed: int, bits: int
 ) -> None:
+    each_sum_is_its_survivors(shape, lost, seed, bits)
+
+
+@pytest.mark.long
+@settings(max_examples=200, deadline=None)
+@any_losses
+def test_after_any_losses_every_opened_sum_is_its_survivors_at_length(
+    shape: tuple[int, int], lost: dict[Phase, set[int]], seed: int, bits: int
+) -> None:
+    each_sum_is_its_survivors(shape, lost, seed, bits)
+
+
+def each_sum_is_its_survivors(shape: tuple[int, int], lost: dict[Phase, set[int]], seed: int, bits: int) -> None:
     n, groups = shape
     fleet = GroupFleet(n, groups, seed=f"groups {seed}", bits=bits)
     lose = {phase: {f"m{number}" for number in numbers if number < n} for phase, numbers in lost.items()}

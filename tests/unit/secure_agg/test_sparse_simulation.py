@@ -32,17 +32,18 @@ def test_three_hundred_members_with_losses_in_every_phase() -> None:
 
 
 def test_too_many_losses_around_one_member_end_the_attempt() -> None:
-    """18 of 200 are fewer than the 20 that may be lost, but one member's 56 neighbours can spare only 17."""
-    fleet = SparseFleet(200).until(Phase.MASK)
+    """13 of 160 are fewer than the 16 that may be lost, but one member's 28 neighbours can spare only 12."""
+    fleet = SparseFleet(160, corrupt=0.02).until(Phase.MASK)
+    assert (fleet.context.sparse.degree, fleet.context.threshold) == (28, 16)
     around = fleet.server.session.neighbours("m7")
     # Their secrets are needed from now on.
     for member in ("m7", around[-1]):
         fleet.deliver(member, fleet.act(member, Phase.MASK))
-    for member in around[:17]:
+    for member in around[:12]:
         fleet.server = fleet.server.drop(member, Reason.DISCONNECTED)
     assert not fleet.server.hopeless
-    fleet.server = fleet.server.drop(around[17], Reason.DISCONNECTED)
-    assert len(fleet.server.answers) + len(fleet.server.waiting) == 182 > fleet.server.least == 180
+    fleet.server = fleet.server.drop(around[12], Reason.DISCONNECTED)
+    assert len(fleet.server.answers) + len(fleet.server.waiting) == 147 > fleet.server.least == 144
     assert fleet.server.hopeless
 
 

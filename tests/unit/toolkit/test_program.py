@@ -75,16 +75,26 @@ def test_help_answers_in_under_half_a_second(program: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("coordinator stauts", "No such command 'stauts'. Did you mean 'status'?"),
+        pytest.param("coordinator stauts", "No such command 'stauts'. Did you mean 'status'?", marks=pytest.mark.long),
         ("coordinator job lits", "No such command 'lits'. Did you mean 'list'?"),
         ("coordinator --verson", "No such option: --verson. Did you mean '--version'?"),
-        ("coordinator status --wacth", "No such option: --wacth. Did you mean '--watch'?"),
-        ("coordinator job show desk --jsn", "No such option: --jsn. Did you mean '--json'?"),
+        pytest.param(
+            "coordinator status --wacth", "No such option: --wacth. Did you mean '--watch'?", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "coordinator job show desk --jsn", "No such option: --jsn. Did you mean '--json'?", marks=pytest.mark.long
+        ),
         ("edge_client docter", "No such command 'docter'. Did you mean 'doctor'?"),
-        ("edge_client ledger shwo", "No such command 'shwo'. Did you mean 'show'?"),
-        ("edge_client --verson", "No such option: --verson. Did you mean '--version'?"),
-        ("edge_client run --dry-rn", "No such option: --dry-rn. Did you mean '--dry-run'?"),
-        ("edge_client ledger --hepl", "No such option: --hepl. Did you mean '--help'?"),
+        pytest.param("edge_client ledger shwo", "No such command 'shwo'. Did you mean 'show'?", marks=pytest.mark.long),
+        pytest.param(
+            "edge_client --verson", "No such option: --verson. Did you mean '--version'?", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "edge_client run --dry-rn", "No such option: --dry-rn. Did you mean '--dry-run'?", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "edge_client ledger --hepl", "No such option: --hepl. Did you mean '--help'?", marks=pytest.mark.long
+        ),
         ("edge_client ledger show --jsn", "No such option: --jsn. Did you mean '--json'?"),
     ],
 )

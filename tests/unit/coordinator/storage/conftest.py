@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from coordinator.storage.database import Database, open_database
-from tests.support.databases import migrated
+from tests.support.databases import migrated, url_without_rows
 from tests.support.postgres import Postgres, running_postgres
 
 
@@ -19,10 +19,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'tacit.db'}"
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.database()
+    return url_without_rows(request, tmp_path)
 
 
 @pytest.fixture

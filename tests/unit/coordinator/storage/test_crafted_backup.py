@@ -22,6 +22,7 @@ from coordinator.storage.database import open_database
 from coordinator.storage.errors import BackupDamaged, BackupRefused, StorageError
 from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
 from coordinator.storage.target import check_no_links, write_secret
+from tests.support.databases import migrated
 from tests.support.stored_job import fill
 from toolkit.console import CommandFailed
 
@@ -79,8 +80,11 @@ def with_value(column: str, value: Any):
     return change
 
 
-def restored(of: backup.Snapshot, url: str) -> None:
+def restored(of: backup.Snapshot, folder: Path) -> None:
     of.check()
+    path = folder / "restored.db"
+    path.write_bytes(migrated())
+    url = f"sqlite:///{path}"
     database = open_database(url)
     try:
         restore_rows(of, database, revoke=(), now_ms=MADE_MS, by="op")
@@ -113,7 +117,7 @@ CRAFTED = {
 @pytest.mark.parametrize("name", CRAFTED)
 def test_forged_rows_are_refused_without_showing_their_values(made, tmp_path, name):
     with pytest.raises(BackupDamaged) as refused:
-        restored(forged(made, *CRAFTED[name]), f"sqlite:///{tmp_path / 'restored.db'}")
+        restored(forged(made, *CRAFTED[name]), tmp_path)
     shown = "".join(traceback.format_exception(refused.value))
     assert SECRET not in shown
     assert len(str(refused.value)) < 500
@@ -154,13 +158,13 @@ def test_a_backup_without_a_table_or_column_is_refused(made, tmp_path, table):
     tables = json.loads(made.manifest.canonical())["tables"]
     listed(made, {"tables": [each for each in tables if each["name"] != table]})
     with pytest.raises(BackupDamaged, match=table):
-        restored(backup.newest(made.folder), f"sqlite:///{tmp_path / 'restored.db'}")
+        restored(backup.newest(made.folder), tmp_path)
     for each in tables:
         if each["name"] == table:
             each["columns"][0]["name"] = "elsewhere"
     newest = listed(made, {"tables": tables})
     with pytest.raises(BackupDamaged, match=table):
-        restored(backup.newest(made.folder, newest.name), f"sqlite:///{tmp_path / 'restored.db'}")
+        restored(backup.newest(made.folder, newest.name), tmp_path)
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------

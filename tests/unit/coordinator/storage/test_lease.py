@@ -87,9 +87,7 @@ class Clock:
 
 @pytest.fixture
 def url(postgres):
-    found = postgres.database()
-    open_database(found, sole=True).close()
-    return found
+    return postgres.database(migrated=True)
 
 
 def expire(url):

@@ -26,6 +26,7 @@ from coordinator.storage.models import LeaseRow, WithdrawalMarkRow, WithdrawalRo
 from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
 from tacit.heads import KeptHead
 from tacit.reason import Reason
+from tests.support.databases import migrated
 from tests.support.next_schema import with_next_schema
 from tests.support.postgres import Postgres
 from tests.support.stored_job import SECRET, fill
@@ -48,11 +49,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def target_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database to restore into."""
+    """A database without rows to restore into."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'restored.db'}"
+        path = tmp_path / "restored.db"
+        path.write_bytes(migrated())
+        return f"sqlite:///{path}"
     server: Postgres = request.getfixturevalue("postgres")
-    return server.database()
+    return server.database(migrated=True)
 
 
 @pytest.fixture

@@ -84,7 +84,8 @@ def test_at_rate_one_it_is_one_gaussian_at_the_root_of_the_participations():
 
 
 @pytest.mark.parametrize(
-    ("band", "examples", "lot", "rounds"), [(4, 1000, 50, 8), (8, 5000, 256, 16), (5, 500, 100, 4)]
+    ("band", "examples", "lot", "rounds"),
+    [(4, 1000, 50, 8), pytest.param(8, 5000, 256, 16, marks=pytest.mark.long), (5, 500, 100, 4)],
 )
 def test_jax_privacy_accounts_the_same(band, examples, lot, rounds):
     analysis = pytest.importorskip("jax_privacy.accounting.analysis")

@@ -24,13 +24,11 @@ from tacit.mechanism import DpSgd, PersonRows
 from tacit.method import FedAvg
 from tacit.model import TextCNNModel
 from tests.support.random_sources import Seeded
-from tests.support.tiny_causal import CONFIGS, causal, rows
+from tests.support.tiny_causal import causal, pairs, rows
 
 torch.set_num_threads(1)
 SGD = Training(batch=5, optimiser="sgd", learning_rate=0.1)
-of_each = pytest.mark.parametrize(
-    ("family", "injection"), [(family, each) for family in CONFIGS for each in ("lora", "lora-up", "prompt", "prefix")]
-)
+of_each = pytest.mark.parametrize(("family", "injection"), pairs("lora", "lora-up", "prompt", "prefix"))
 
 
 def trained(module: CausalModel) -> dict[str, Tensor]:

@@ -70,6 +70,7 @@ def test_a_framed_model_needs_word_pieces(spec):
         spec(model={"frame": True})
 
 
+@pytest.mark.long
 def test_a_simulation_plays_it_in_worker_processes_with_the_same_result(spec, tmp_path):
     words = {"kind": "words", "file": str(tmp_path / "words.txt")}
     job = spec(rounds={"count": 2, "min_members": 3}, vocabulary=words)

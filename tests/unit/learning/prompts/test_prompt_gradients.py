@@ -27,18 +27,21 @@ with_each = pytest.mark.parametrize("injection", INJECTIONS)
 
 
 @of_each_pair
-def test_the_clipped_sum_is_that_of_a_backward_pass_for_each_example(family, injection) -> None:
+# Half, all and none of the examples are clipped.
+@pytest.mark.parametrize(
+    "share", [1.0, pytest.param(0.3, marks=pytest.mark.long), pytest.param(100.0, marks=pytest.mark.long)]
+)
+def test_the_clipped_sum_is_that_of_a_backward_pass_for_each_example(family, injection, share) -> None:
     module = prompted(family, injection)
     ids, labels = texts(family)
     _, norms = by_hand(module, ids, labels, 1.0)
     assert min(norms[:-1]) > 0  # The last text is empty, and may have a zero gradient.
-    for share in (0.3, 1.0, 100.0):  # All, half and none of the examples are clipped.
-        clip = share * float(np.median(norms))
-        expected, _ = by_hand(module, ids, labels, clip)
-        found = clipped_sum(module, ids, labels, clip)
-        assert_same(found, expected, clip * len(ids))
-        for name, parameter in expected.items():
-            assert float((found[name] - parameter).norm()) <= 2e-4 * float(parameter.norm()) + 1e-6 * clip, name
+    clip = share * float(np.median(norms))
+    expected, _ = by_hand(module, ids, labels, clip)
+    found = clipped_sum(module, ids, labels, clip)
+    assert_same(found, expected, clip * len(ids))
+    for name, parameter in expected.items():
+        assert float((found[name] - parameter).norm()) <= 2e-4 * float(parameter.norm()) + 1e-6 * clip, name
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
@@ -72,7 +75,8 @@ def test_every_example_has_its_own_norm_in_every_layer(family, injection) -> Non
 
 @of_each_pair
 def test_they_pass_the_check_of_every_private_training(family, injection) -> None:
-    for dropout in (0.0, 0.3):
+    # A rate of 0 leaves out the dropout layers, which are the same for every family.
+    for dropout in (0.0, 0.3) if family == "bert" else (0.3,):
         module = prompted(family, injection, dropout=dropout)
         module.seed(1)
         check_examples_apart(module, 2)

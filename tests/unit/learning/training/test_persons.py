@@ -28,7 +28,7 @@ from tests.support.apart import assert_same
 from tests.support.audited_jobs import NOISED, rows_of, subject_of
 from tests.support.heads import arrays
 from tests.support.random_sources import Seeded
-from tests.support.tiny_prompts import PAIRS, prompted, texts
+from tests.support.tiny_prompts import SOME_PAIRS, prompted, texts
 
 torch.set_num_threads(1)
 WIDTH, LABELS = 12, 5
@@ -70,7 +70,7 @@ def by_hand(module, forward, labels, drawn, clip) -> tuple[dict[str, Tensor], li
     return total, norms
 
 
-@pytest.mark.parametrize(("family", "injection"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize(("family", "injection"), SOME_PAIRS)
 def test_a_prompted_models_sum_is_that_of_a_loop_over_persons(family, injection) -> None:
     module = prompted(family, injection)
     ids, labels = texts(family)
