@@ -45,13 +45,16 @@ def federation(tmp_path_factory):
 
 def test_a_vector_that_takes_longer_than_a_pings_patience_arrives_over_one_connection(federation):
     network = federation.network
+    # On a busy machine the first dial may come before the coordinator listens.
+    federation.processes[-1].wait_for("connected")
+    before = network.connections
     federation.light_job("far", count=1, min_members=4, deadlines={"mask": 60.0, "mask_limit": 240.0})
     detail = federation.finished("far")
     assert dropouts(detail) == []
     (attempt,) = attempts(detail)
     assert sorted(attempt.survivors) == sorted((*STRAIGHT, FAR))
-    assert not any(line.get("event") == "disconnected" for line in federation.processes[-1].lines)
-    assert network.connections == 1
+    # Each break would have made another connection.
+    assert network.connections == before
     # The version came over the line, and the vector went once.
     assert network.carried[Way.DOWN] > VECTOR
     assert VECTOR < network.carried[Way.UP] < 1.3 * VECTOR

@@ -278,7 +278,7 @@ def test_a_start_ends_once_its_own_corpus_is_vetoed_or_waits(tmp_path, identity,
     assert not ends(here)
 
 
-def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity, monkeypatch):
+def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, monkeypatch):
     bundle = bundle_of()
     served, job = blobs_of(bundle), bundle.document
     listed = pb.OpenJobsResponse(
@@ -293,8 +293,7 @@ def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity
         into.write_bytes(served[digest])
 
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
-    monkeypatch.setattr("edge_client.agent.own_model.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
     monkeypatch.setattr("edge_client.agent.own_model.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
-        asyncio.run(_fetch(job.name, identity, Policy(), BlobCache(tmp_path), None))
+        asyncio.run(_fetch(job.name, Policy(), BlobCache(tmp_path), None, False, stub))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values

@@ -32,7 +32,7 @@ from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
 ATTEMPT = AttemptId("questions", 1, 1)
 DOCUMENT = job(GAUSSIAN)
 ASSIGNMENT = Assignment("questions", 1, b"d" * 32, bytes([1]) * 32, 0, 1000)
-SECONDS = 60.0
+SECONDS = 20.0
 
 
 @pytest.fixture(scope="module")
