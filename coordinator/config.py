@@ -183,6 +183,13 @@ class CoordinatorConfig(Document):
         return join_address(self.advertise[0], self.enrolment_port)
 
     @property
+    def other_enrolment_addresses(self) -> tuple[str, ...]:
+        """The enrolment addresses of the federation's other coordinators, which all listen on the same port."""
+        hosts = (split_address(address)[0] for address in self.replicas)
+        found = dict.fromkeys(join_address(host, self.enrolment_port) for host in hosts)
+        return tuple(address for address in found if address != self.enrolment_address)
+
+    @property
     def federation_address(self) -> str:
         """The host:port of the federation, operator and health services."""
         return join_address(self.advertise[0], self.federation_port)

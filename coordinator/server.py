@@ -186,6 +186,7 @@ async def start(
         federation=federation,
         root=anchors,
         enrolment_address=config.enrolment_address,
+        other_enrolment_addresses=config.other_enrolment_addresses,
         token_seconds=config.token_hours * 3600,
         lease=None if held is None else held.lease,
     )

@@ -105,8 +105,9 @@ class SyntheticPreparer(Preparer):
         round_ = 0 if self._synthetic is same_update else assignment.version_number + 1
         if self._update is None or self._update[0] != (round_, job.values):
             self._update = (round_, job.values), self._synthetic(self._member, round_, job.values)
-        protection = self._budget.protection(job, _EXAMPLES)
-        return Preparation(job, self._update[1], protection, self._budget.reserve(assignment, job, protection))
+        protection = await self._budget.writer.run(self._budget.protection, job, _EXAMPLES)
+        reserved = await self._budget.writer.run(self._budget.reserve, assignment, job, protection)
+        return Preparation(job, self._update[1], protection, reserved)
 
 
 class ClearAgent(real.Agent):
@@ -117,10 +118,10 @@ class ClearAgent(real.Agent):
         while True:
             match await self._events.get():
                 case m.Received(Assignment() as assignment):
-                    self._carry_out(m.Prepare(assignment))
+                    await self._carry_out(m.Prepare(assignment))
                 case m.Prepared(assignment=assignment, job=job):
                     prepared[job.name] = job
-                    self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
+                    await self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
                 case m.Received(AttemptMessage(attempt, AttemptOpened(context))):
                     task = asyncio.create_task(self._send_clear(attempt, prepared[attempt.job], context.cohort))
                     self._uploads[attempt] = task
@@ -128,7 +129,7 @@ class ClearAgent(real.Agent):
                     self._uploads.pop(attempt, None)
                     self._held.pop(attempt.job, None)
                 case m.Received(JobEnded() as ended):
-                    self._carry_out(m.JobOver(ended))
+                    await self._carry_out(m.JobOver(ended))
                 case other:
                     raise RuntimeError(f"a round in the clear has no event {type(other).__name__}")
 

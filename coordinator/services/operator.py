@@ -99,8 +99,9 @@ _CHANGES: dict[int, JobChange] = {
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     """Serves operator.proto from a database, a blob store and the running rounds.
 
-    Join tokens carry `enrolment_address` (host:port) and are valid for `token_seconds`. `now_ms` is the clock, in
-    milliseconds since the epoch. `lease` is the one under which this coordinator serves, if it has one.
+    Join tokens carry `enrolment_address` (host:port) and the first of `other_enrolment_addresses`, and are valid for
+    `token_seconds`. `now_ms` is the clock, in milliseconds since the epoch. `lease` is the one under which this
+    coordinator serves, if it has one.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         federation: bytes,
         root: x509.Certificate | Anchors,
         enrolment_address: str,
+        other_enrolment_addresses: Sequence[str] = (),
         token_seconds: float = 24 * 3600.0,
         lease: Lease | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -124,6 +126,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._federation = federation
         self._root = root
         self._enrolment_address = enrolment_address
+        self._other_enrolment_addresses = other_enrolment_addresses
         self._token_seconds = token_seconds
         self._lease = lease
         self._now_ms = now_ms
@@ -227,6 +230,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             now_ms = self._now_ms()
             token = JoinToken.create(
                 address=self._enrolment_address,
+                others=self._other_enrolment_addresses,
                 federation=self._federation,
                 member=request.name,
                 expires=datetime.fromtimestamp(now_ms / 1000 + seconds, UTC),

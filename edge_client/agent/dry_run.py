@@ -8,12 +8,11 @@ not fetch a prompted job's backbone.
 
 import asyncio
 import fnmatch
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import grpc.aio
 
 import secure_agg
 from edge_client.agent.dialogue_reading import DialogueReading
@@ -22,7 +21,7 @@ from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.approval.desk import Describe
 from edge_client.corpus_release.making import order_of
 from edge_client.downloads.backbones import Wanted
-from edge_client.identity.connection import exit_code_of, explain, open_channel
+from edge_client.identity.reaching import CallFailed, call_any
 from edge_client.ledger.outlook import Outlook, may_measure, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
@@ -580,9 +579,9 @@ def dry_run(options: RunOptions) -> None:
     """
     member = load_member(options, takes_part=True)
     try:
-        plans, closed = asyncio.run(_plans(member, options))
-    except grpc.aio.AioRpcError as error:
-        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+        plans, closed = asyncio.run(call_any(member.identity, functools.partial(_plans, member, options)))
+    except CallFailed as error:
+        raise CommandFailed(error.sentence, error.code) from error
     except (DocumentInvalid, TokenizerInvalid) as error:
         raise CommandFailed(f"{error}; the coordinator may be newer than this software; upgrade it") from error
     except (BlobDamaged, BlobNotThere) as error:
@@ -612,36 +611,36 @@ def dry_run(options: RunOptions) -> None:
         _print(f"The coordinator has no job{named}; ask the operator, or try again later.")
 
 
-async def _plans(member: Member, options: RunOptions) -> tuple[list[Plan | QuestionPlan], list[ClosedJob]]:
+async def _plans(
+    member: Member, options: RunOptions, stub: federation_pb2_grpc.FederationServiceStub
+) -> tuple[list[Plan | QuestionPlan], list[ClosedJob]]:
     """Returns plans of the open jobs, and the closed jobs if they were named or no job is open."""
     patterns = options.jobs
-    async with open_channel(member.identity) as channel:
-        stub = federation_pb2_grpc.FederationServiceStub(channel)
 
-        async def blob(digest: bytes, limit: int) -> bytes:
-            data = bytearray()
-            await fetch_blob(stub.FetchBlob, digest, data, limit=limit)
-            return bytes(data)
+    async def blob(digest: bytes, limit: int) -> bytes:
+        data = bytearray()
+        await fetch_blob(stub.FetchBlob, digest, data, limit=limit)
+        return bytes(data)
 
-        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
-        plans: list[Plan | QuestionPlan] = []
-        closed = []
-        for job in response.jobs:
-            if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
-                continue
-            if job.status != "running":
-                reason = job.reason if job.reason in Reason.values() else Reason.REASON_UNSPECIFIED
-                closed.append(ClosedJob(job.name, job.status, sentence(reason)))
-                continue
-            document = await fetch_job(blob, job.name, job.job_document)
-            manifest = await fetch_manifest(blob, document)
-            tokenizer = await fetch_tokenizer(blob, document)
-            if document.question is not None:
-                plans.append(await asyncio.to_thread(question_plan, document, document.question, member, tokenizer))
-                continue
-            reading = await asyncio.to_thread(reading_of, document, tokenizer, member, options.private_key_file)
-            plans.append(plan_of(document, manifest, member, reading))
-        return plans, closed if patterns or not plans else []
+    response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
+    plans: list[Plan | QuestionPlan] = []
+    closed = []
+    for job in response.jobs:
+        if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
+            continue
+        if job.status != "running":
+            reason = job.reason if job.reason in Reason.values() else Reason.REASON_UNSPECIFIED
+            closed.append(ClosedJob(job.name, job.status, sentence(reason)))
+            continue
+        document = await fetch_job(blob, job.name, job.job_document)
+        manifest = await fetch_manifest(blob, document)
+        tokenizer = await fetch_tokenizer(blob, document)
+        if document.question is not None:
+            plans.append(await asyncio.to_thread(question_plan, document, document.question, member, tokenizer))
+            continue
+        reading = await asyncio.to_thread(reading_of, document, tokenizer, member, options.private_key_file)
+        plans.append(plan_of(document, manifest, member, reading))
+    return plans, closed if patterns or not plans else []
 
 
 def _print(text: str = "") -> None:

@@ -6,18 +6,16 @@ stays as it is: the adapted parameters exist only in what is returned. Downloads
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc.aio
-
 from edge_client.agent.runner import Member, RunOptions
 from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted, named_folders
 from edge_client.downloads.cache import BlobCache
-from edge_client.identity.connection import exit_code_of, explain, open_channel
-from edge_client.identity.home import MemberIdentity
+from edge_client.identity.reaching import CallFailed, call_any
 from edge_client.policy.plugins import allow_plugin
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateState, PrivateStore, store_key
@@ -202,16 +200,14 @@ def fetch_start(found: Fetched, member: Member) -> bytes | None:
         return found.version
     path = BlobCache(member.home / "cache").path(found.job.weights)
 
-    async def fetch() -> bytes:
-        async with open_channel(member.identity) as channel:
-            stub = federation_pb2_grpc.FederationServiceStub(channel)
-            await fetch_blob(stub.FetchBlob, found.job.weights, path, limit=len(found.version))
+    async def fetch(stub: federation_pb2_grpc.FederationServiceStub) -> bytes:
+        await fetch_blob(stub.FetchBlob, found.job.weights, path, limit=len(found.version))
         return path.read_bytes()
 
     try:
-        return asyncio.run(fetch())
-    except grpc.aio.AioRpcError as error:
-        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+        return asyncio.run(call_any(member.identity, fetch))
+    except CallFailed as error:
+        raise CommandFailed(error.sentence, error.code) from error
     except (BlobDamaged, BlobNotThere):
         return None
 
@@ -220,9 +216,10 @@ def _served(name: str, member: Member, folders: Sequence[Path], generators: bool
     cache = BlobCache(member.home / "cache")
     backbones = Backbones(cache, folders=folders, allowed=member.policy.backbones)
     try:
-        return asyncio.run(_fetch(name, member.identity, member.policy, cache, backbones, generators))
-    except grpc.aio.AioRpcError as error:
-        raise CommandFailed(explain(error, member.identity), exit_code_of(error)) from error
+        fetch = functools.partial(_fetch, name, member.policy, cache, backbones, generators)
+        return asyncio.run(call_any(member.identity, fetch))
+    except CallFailed as error:
+        raise CommandFailed(error.sentence, error.code) from error
     except BackboneMissing as error:
         fail(str(error), ExitCode.NOT_FOUND)
     except (DocumentInvalid, TokenizerInvalid, BackboneInvalid) as error:
@@ -239,58 +236,55 @@ def _served(name: str, member: Member, folders: Sequence[Path], generators: bool
 
 async def _fetch(
     name: str,
-    identity: MemberIdentity,
     policy: Policy,
     cache: BlobCache,
     backbones: Backbones,
-    generators: bool = False,
+    generators: bool,
+    stub: federation_pb2_grpc.FederationServiceStub,
 ) -> _Served:
-    async with open_channel(identity) as channel:
-        stub = federation_pb2_grpc.FederationServiceStub(channel)
+    async def blob(digest: bytes, limit: int) -> bytes:
+        path = cache.path(digest)
+        await fetch_blob(stub.FetchBlob, digest, path, limit=limit)
+        return await asyncio.to_thread(path.read_bytes)
 
-        async def blob(digest: bytes, limit: int) -> bytes:
-            path = cache.path(digest)
-            await fetch_blob(stub.FetchBlob, digest, path, limit=limit)
-            return await asyncio.to_thread(path.read_bytes)
+    response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
+    found = next((each for each in response.jobs if each.name == name), None)
+    if found is None:
+        there = ", ".join(sorted(each.name for each in response.jobs)) or "none"
+        fail(f"there is no job {name}; this federation has: {there}", ExitCode.NOT_FOUND)
+    job = await fetch_job(blob, name, found.job_document)
+    if job.question is not None:
+        fail(
+            f"job {name} asks a question and trains nothing, so there is no model of it; `edge_client run "
+            "--dry-run` shows the question",
+            ExitCode.USAGE,
+        )
+    if isinstance(job.model, RvaeModel) and not generators:
+        fail(
+            f"job {name} trains a generator of synthetic text, so a member has no classifier of it; see its texts "
+            f"with `edge_client corpus show {name}`, and train a classifier from the corpora",
+            ExitCode.USAGE,
+        )
+    try:
+        allow_plugin(policy, job)
+    except PluginUnusable as error:
+        fail(str(error), ExitCode.REFUSED)
+    manifest = await fetch_manifest(blob, job)
+    version = await fetch_version(blob, job, manifest, found.version_number, found.version)
+    frozen = await fetch_frozen(blob, job, manifest)
+    tokenizer = await fetch_tokenizer(blob, job)
+    start = None if keeps_state(job.method) else await fetch_private_start(blob, job)
+    backbone = None
+    if isinstance(job.model, PromptedModel):
 
-        response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
-        found = next((each for each in response.jobs if each.name == name), None)
-        if found is None:
-            there = ", ".join(sorted(each.name for each in response.jobs)) or "none"
-            fail(f"there is no job {name}; this federation has: {there}", ExitCode.NOT_FOUND)
-        job = await fetch_job(blob, name, found.job_document)
-        if job.question is not None:
-            fail(
-                f"job {name} asks a question and trains nothing, so there is no model of it; `edge_client run "
-                "--dry-run` shows the question",
-                ExitCode.USAGE,
-            )
-        if isinstance(job.model, RvaeModel) and not generators:
-            fail(
-                f"job {name} trains a generator of synthetic text, so a member has no classifier of it; see its texts "
-                f"with `edge_client corpus show {name}`, and train a classifier from the corpora",
-                ExitCode.USAGE,
-            )
-        try:
-            allow_plugin(policy, job)
-        except PluginUnusable as error:
-            fail(str(error), ExitCode.REFUSED)
-        manifest = await fetch_manifest(blob, job)
-        version = await fetch_version(blob, job, manifest, found.version_number, found.version)
-        frozen = await fetch_frozen(blob, job, manifest)
-        tokenizer = await fetch_tokenizer(blob, job)
-        start = None if keeps_state(job.method) else await fetch_private_start(blob, job)
-        backbone = None
-        if isinstance(job.model, PromptedModel):
+        async def fetch(digest: bytes, into: Path, limit: int, pieces: bytes = b"") -> None:
+            if pieces:
+                await fetch_pieces(stub.FetchBlob, digest, pieces, limit, into)
+            else:
+                await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
 
-            async def fetch(digest: bytes, into: Path, limit: int, pieces: bytes = b"") -> None:
-                if pieces:
-                    await fetch_pieces(stub.FetchBlob, digest, pieces, limit, into)
-                else:
-                    await fetch_blob(stub.FetchBlob, digest, into, limit=limit)
-
-            backbone = await backbones.open(Wanted.of(job.model), fetch)
-        return _Served(job, manifest, version, found.version_number, found.version, tokenizer, start, frozen, backbone)
+        backbone = await backbones.open(Wanted.of(job.model), fetch)
+    return _Served(job, manifest, version, found.version_number, found.version, tokenizer, start, frozen, backbone)
 
 
 def _kept(found: _Served, keeper: Keeper) -> PrivateState | None:

@@ -15,7 +15,7 @@ def doctor(
     home: Home = None,
     address: Annotated[
         str | None,
-        typer.Option(help="host:port of the federation port, in place of the enrolled one.", show_default=False),
+        typer.Option(help="host:port of the federation port, in place of the enrolled ones.", show_default=False),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Time limit of each check, in seconds.", min=0.1)] = 10.0,
     as_json: Json = False,
@@ -37,7 +37,10 @@ def doctor(
     findings = asyncio.run(examine(home_path(home), address=address, timeout=timeout))
     code = exit_code(findings)
     if as_json:
-        checks = [{"check": finding.check, "status": str(finding.status), "what": finding.what} for finding in findings]
+        checks = [
+            {"check": each.check, "status": str(each.status), "what": each.what, "address": each.address}
+            for each in findings
+        ]
         print_json({"checks": checks, "exit_code": int(code)})
     else:
         colours = {
@@ -46,7 +49,12 @@ def doctor(
             Status.FAIL: typer.colors.RED,
             Status.SKIP: typer.colors.BRIGHT_BLACK,
         }
+        several = len({finding.address for finding in findings if finding.address is not None}) > 1
+        before = None
         for finding in findings:
+            if several and finding.address not in (None, before):
+                typer.echo(printable(f"      coordinator at {finding.address}"))
+            before = finding.address
             status = typer.style(f"{finding.status:<4}", fg=colours[finding.status])
             typer.echo(f"{status}  {finding.check:<11}  {printable(finding.what)}")
     raise typer.Exit(int(code))

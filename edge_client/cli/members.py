@@ -86,26 +86,22 @@ def _follow(identity: "MemberIdentity", book: "RosterBook") -> tuple[str, ExitCo
     import asyncio
     import sqlite3
 
-    import grpc.aio
-
-    from edge_client.identity.connection import exit_code_of, explain, open_channel
+    from edge_client.identity.reaching import CallFailed, call_any
     from edge_client.policy.policy import Policy, PolicyRefusal
     from edge_client.roster.following import Follower
     from tacit.documents import DocumentInvalid
-    from tacit.v1.federation_pb2_grpc import FederationServiceStub
 
     async def ask() -> None:
         policy, _ = Policy.load(identity.home)
         follower = Follower(book, identity, tuple(policy.witnesses.values()))
-        async with open_channel(identity) as channel:
-            await follower.follow(FederationServiceStub(channel))
+        await call_any(identity, follower.follow)
 
     try:
         asyncio.run(ask())
     except PolicyRefusal as refusal:
         return refusal.detail, ExitCode.REFUSED
-    except grpc.aio.AioRpcError as error:
-        return f"{explain(error, identity)}; shown is what this member knew before", exit_code_of(error)
+    except CallFailed as error:
+        return f"{error.sentence}; shown is what this member knew before", error.code
     except DocumentInvalid as error:
         return str(error), ExitCode.USAGE
     except (sqlite3.Error, OSError) as error:

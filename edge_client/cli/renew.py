@@ -19,7 +19,7 @@ def renew(
     ] = False,
     address: Annotated[
         str | None,
-        typer.Option(help="host:port of the federation port, in place of the enrolled one.", show_default=False),
+        typer.Option(help="host:port of the federation port, in place of the enrolled ones.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -177,20 +177,17 @@ def _has_job(identity: "MemberIdentity", job: str) -> bool:
         tls_13_only()
     import asyncio
 
-    import grpc.aio
-
-    from edge_client.identity.connection import open_channel
+    from edge_client.identity.reaching import CallFailed, call_any
     from tacit.v1.federation_pb2 import OpenJobsRequest
     from tacit.v1.federation_pb2_grpc import FederationServiceStub
 
-    async def ask() -> bool:
-        async with open_channel(identity) as channel:
-            answer = await FederationServiceStub(channel).OpenJobs(OpenJobsRequest(all=True), timeout=10)
-            return any(each.name == job for each in answer.jobs)
+    async def ask(stub: FederationServiceStub) -> bool:
+        answer = await stub.OpenJobs(OpenJobsRequest(all=True), timeout=10)
+        return any(each.name == job for each in answer.jobs)
 
     try:
-        return asyncio.run(ask())
-    except grpc.aio.AioRpcError:
+        return asyncio.run(call_any(identity, ask))
+    except CallFailed:
         return True
 
 
@@ -238,24 +235,21 @@ def _sent(identity: "MemberIdentity", folder: "WithdrawalFolder", kept: "KeptWit
         tls_13_only()
     import asyncio
 
-    import grpc.aio
-
-    from edge_client.identity.connection import exit_code_of, explain, open_channel
+    from edge_client.identity.reaching import CallFailed, call_any
     from edge_client.withdrawal.sending import AnswerUnfit, RequestRefused, send
     from tacit.v1.federation_pb2_grpc import FederationServiceStub
 
-    async def ask() -> _Result:
-        async with open_channel(identity) as channel:
-            return _Result(*await send(FederationServiceStub(channel), identity, folder, kept))
+    async def ask(stub: FederationServiceStub) -> _Result:
+        return _Result(*await send(stub, identity, folder, kept))
 
     try:
-        return asyncio.run(ask())
+        return asyncio.run(call_any(identity, ask))
     except RequestRefused as error:
         return _Result(kept, problem=str(error).rstrip("."), code=ExitCode.REFUSED)
     except AnswerUnfit as error:
         return _Result(kept, problem=str(error), code=ExitCode.FAILED)
-    except grpc.aio.AioRpcError as error:
-        return _Result(kept, problem=explain(error, identity).rstrip("."), code=exit_code_of(error))
+    except CallFailed as error:
+        return _Result(kept, problem=error.sentence.rstrip("."), code=error.code)
     except OSError as error:
         problem = f"the answer cannot be written ({error.strerror}); free {folder.path} and repeat this command"
         return _Result(kept, problem=problem, code=ExitCode.FAILED)

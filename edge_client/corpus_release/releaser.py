@@ -15,7 +15,8 @@ Guarantees:
 
 Each step reads the disk and the coordinator's answer anew, so a start after any kill continues where it stopped.
 
-The ledger belongs to one thread: all its calls happen on the loop. Drawing, sampling and writing happen in threads.
+What writes to the ledger runs in its own thread, in order (`Budget.writer`). Drawing, sampling and writing happen in
+others.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ from edge_client.corpus_release.making import MakingStopped, NothingMade, drawn_
 from edge_client.corpus_release.models import KeptModel, LastModels, NoisedHistogram, TrainedModel
 from edge_client.corpus_release.sending import Answer, Asker, NotNow, NotServed, Stub
 from edge_client.identity.home import MemberIdentity
+from edge_client.identity.pace import Pace
 from edge_client.ledger.budget import Budget, CorpusReleased
 from edge_client.ledger.receipts import HISTOGRAM, SENDING
 from edge_client.policy.policy import Policy, PolicyRefusal
@@ -167,6 +169,7 @@ class Releaser:
         link: Callable[[], Awaitable[Stub]],
         broken: Callable[[object], Awaitable[None]],
         idle: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
     ) -> None:
         """Works until cancelled.
 
@@ -174,8 +177,9 @@ class Releaser:
             link: waits for a session and returns its stub.
             broken: called with a stub on which a call failed; returns when a call may be tried again.
             idle: called whenever nothing is left to do for now.
+            pace: how much one call may send; None: all.
         """
-        asker = Asker(link, broken)
+        asker = Asker(link, broken, pace)
         while True:
             self._working = True
             self._woken.clear()
@@ -354,8 +358,13 @@ class Releaser:
         event = histogram_event(order.histogram_std, len(job.labels), self._budget.adjacency)
         self._faults("histogram.charging")
         try:
-            number = self._budget.charge_beside(
-                event, job, round=kept.model.round, version=kept.model.version, mechanism=HISTOGRAM
+            number = await self._budget.writer.run(
+                self._budget.charge_beside,
+                event,
+                job,
+                round=kept.model.round,
+                version=kept.model.version,
+                mechanism=HISTOGRAM,
             )
         except PolicyRefusal as refusal:
             if refusal.reason in _FAILING:
@@ -449,7 +458,7 @@ class Releaser:
             if (objection := self._objection(folder, state)) is not None:
                 return await self._given_up(folder, state, *objection)
             await asyncio.to_thread(folder.texts, state)
-            self._budget.corpus_receipt(self._given(folder, state), SENDING)
+            await self._budget.writer.run(self._budget.corpus_receipt, self._given(folder, state), SENDING)
             self._faults("corpus.sending")
             return await self._now(folder, state, stage="sending")
 
@@ -459,7 +468,7 @@ class Releaser:
         # have left the state at `made`.
         given = self._budget.corpus_sent(state.job, state.made.corpus) if state.made is not None else None
         if given is not None:
-            self._budget.corpus_receipt(given, stage)
+            await self._budget.writer.run(self._budget.corpus_receipt, given, stage)
         await asyncio.to_thread(folder.forget)
         if why:
             log.warning("corpus_withheld", job=state.job, why=why)
@@ -491,7 +500,7 @@ class Releaser:
     async def _answered(self, folder: CorpusFolder, state: CorpusState, answer: Answer) -> CorpusState:
         refused = answer.refused
         outcome = "received" if refused is None else word(refused)
-        self._budget.corpus_receipt(self._given(folder, state), outcome)
+        await self._budget.writer.run(self._budget.corpus_receipt, self._given(folder, state), outcome)
         if refused is None:
             log.info("corpus_sent", job=state.job, bytes=state.made.bytes if state.made else 0)
             return await self._now(folder, state, stage="received")

@@ -16,6 +16,7 @@ import grpc.aio
 
 from edge_client.identity.connection import CALL_BROKEN, NOT_SERVED, explain, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
+from edge_client.identity.pace import MOST_UP, Pace
 from tacit.corpus import CorpusStatement, signed_bytes
 from tacit.reason import Reason, sentence
 from tacit.v1 import federation_pb2 as pb
@@ -106,15 +107,22 @@ class _Turn:
 class Asker:
     """Asks the coordinator about corpora, and uploads them."""
 
-    def __init__(self, link: Callable[[], Awaitable[Stub]], broken: Callable[[object], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        link: Callable[[], Awaitable[Stub]],
+        broken: Callable[[object], Awaitable[None]],
+        pace: Pace | None = None,
+    ) -> None:
         """Takes the two ways to a session.
 
         Args:
             link: waits for a session and returns its stub.
             broken: called with a stub on which a call failed; returns when a call may be tried again.
+            pace: how much one call may send; None: all.
         """
         self._link = link
         self._broken = broken
+        self._pace = pace or Pace(MOST_UP, divided=False)
 
     async def status(self, ref: pb.CorpusRef) -> Answer:
         """Asks what the coordinator has of a corpus.
@@ -168,17 +176,24 @@ class Asker:
                 ref=ref, offset=answer.received, statement=statement.canonical(), signature=signature
             )
 
-            async def send(stub: Stub, header: pb.CorpusHeader = header) -> pb.CorpusReceipt:
-                seconds = _UPLOAD_SECONDS + (len(data) - header.offset) / _SLOWEST
-                receipt: pb.CorpusReceipt = await stub.UploadCorpus(_parts(header, data, wanted), timeout=seconds)
+            until = header.offset + self._pace.of(len(data) - header.offset)
+
+            async def send(stub: Stub, header: pb.CorpusHeader = header, until: int = until) -> pb.CorpusReceipt:
+                seconds = _UPLOAD_SECONDS + (until - header.offset) / _SLOWEST
+                parts = _parts(header, data, until, wanted)
+                receipt: pb.CorpusReceipt = await stub.UploadCorpus(parts, timeout=seconds)
                 return receipt
 
             if not wanted():
                 break
+            began = self._pace.clock()
             receipt = await self._tried(send, turn)
             if receipt is None:
                 # The next status says where it stopped.
+                self._pace.broke()
                 continue
+            if receipt.received == until:
+                self._pace.took(until - header.offset, self._pace.clock() - began)
             sent = Answer.of(receipt, upload=True)
             if sent.complete or sent.refused is not None:
                 return sent
@@ -223,9 +238,11 @@ class Asker:
             return None
 
 
-async def _parts(header: pb.CorpusHeader, data: bytes, wanted: Callable[[], bool]) -> AsyncIterator[pb.CorpusUpload]:
+async def _parts(
+    header: pb.CorpusHeader, data: bytes, until: int, wanted: Callable[[], bool]
+) -> AsyncIterator[pb.CorpusUpload]:
     yield pb.CorpusUpload(header=header)
-    for at in range(header.offset, len(data), CORPUS_CHUNK):
+    for at in range(header.offset, until, CORPUS_CHUNK):
         if not wanted():
             return
-        yield pb.CorpusUpload(data=data[at : at + CORPUS_CHUNK])
+        yield pb.CorpusUpload(data=data[at : min(at + CORPUS_CHUNK, until)])

@@ -7,9 +7,12 @@
     tcp          a server listens there
     tls          TLS 1.3, and a chain of this member's own federation that names the host
     clock        against the certificates' validity, and the coordinator's time if it tells one
-    session      the coordinator accepts this member's certificate, and answers as one
+    session      the coordinator accepts this member's certificate, and answers as one, or stands by for another
     renewal      how long the certificate is still valid; a certificate that is due is renewed
     python, grpcio, protobuf, torch, onnxruntime    versions
+
+The checks from `name` to `renewal` are made at each of the member's addresses. If one coordinator serves, failures at
+the others are warnings.
 
 It opens no session, so it does not disturb a running agent. It changes nothing but a certificate that is due, which a
 running agent would have renewed itself, and which the agent then picks up.
@@ -17,9 +20,10 @@ running agent would have renewed itself, and which the agent then picks up.
 
 import asyncio
 import importlib.metadata
+import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -44,6 +48,7 @@ from edge_client.identity.proxy import proxy_for
 from edge_client.identity.renewal import RenewalFailed, due, follow, renew_now
 from edge_client.runtime import RuntimeUnavailable, pick_runtime
 from tacit.identity import CertificateInvalid
+from tacit.reason import Reason
 from tacit.status import reason_of, time_of
 from tacit.token import split_address
 from tacit.v1 import federation_pb2, federation_pb2_grpc
@@ -70,6 +75,10 @@ class Finding:
     status: Status
     what: str
     code: ExitCode = ExitCode.OK
+    # host:port of the coordinator that was checked.
+    address: str | None = None
+    # Whether that coordinator said that it stands by for another one.
+    stands_by: bool = False
 
 
 def exit_code(findings: list[Finding]) -> ExitCode:
@@ -88,22 +97,47 @@ async def examine(
 
     Args:
         home: The member's folder.
-        address: host:port of the federation port, in place of the enrolled one.
+        address: host:port of the federation port, in place of the enrolled ones.
         now: Tells the time by this machine's clock.
         timeout: Bounds each step, in seconds.
     """
     findings: list[Finding] = []
     identity = _identity(home, now(), findings)
-    where = address or (identity.address if identity is not None else None)
-    if where is None:
+    addresses = (address,) if address is not None else (identity.addresses if identity is not None else ())
+    if not addresses:
         findings += [
             Finding(check, Status.SKIP, "the coordinator is unknown; give its address with --address host:port")
             for check in ("name", "tcp", "tls", "clock", "session", "renewal")
         ]
     else:
-        await _network(where, identity, now, timeout, findings)
+        of_each = []
+        for where in addresses:
+            found: list[Finding] = []
+            await _network(where, identity, now, timeout, found)
+            of_each.append([replace(finding, address=where) for finding in found])
+            if identity is not None:
+                # A renewal at this address has replaced the certificate.
+                identity = _identity(home, now(), []) or identity
+        findings += _of_several(of_each)
     findings += _versions()
     return findings
+
+
+def _of_several(of_each: list[list[Finding]]) -> list[Finding]:
+    """Joins the findings of several addresses: if one of them serves, the others' failures are warnings.
+
+    A coordinator that stands by is as it should be while another one serves, and a failure otherwise.
+    """
+    serves = any(all(finding.status is not Status.FAIL for finding in findings) for findings in of_each)
+    joined = list(itertools.chain(*of_each))
+    if not serves:
+        return joined
+    return [
+        finding
+        if finding.status is not Status.FAIL
+        else replace(finding, status=Status.OK if finding.stands_by else Status.WARN, code=ExitCode.OK)
+        for finding in joined
+    ]
 
 
 def _identity(home: Path, now: datetime, findings: list[Finding]) -> MemberIdentity | None:
@@ -189,7 +223,8 @@ async def _network(
     findings.append(session)
     if renewal is None and session.status is Status.OK:
         renewal, _ = await _renewal(identity, where, now())
-    findings.append(renewal or Finding("renewal", Status.SKIP, "not checked, because session failed"))
+    why = "the coordinator stands by" if session.stands_by else "session failed"
+    findings.append(renewal or Finding("renewal", Status.SKIP, f"not checked, because {why}"))
     return None
 
 
@@ -259,7 +294,9 @@ async def _session(
             if reason is not None and error.code() in _TAKEN:
                 return Finding("session", Status.OK, "the coordinator accepts this member's certificate"), server_time
             sentence = explain(error, identity, address=where, now=now())
-            return Finding("session", Status.FAIL, sentence, exit_code_of(error)), server_time
+            stands_by = reason == Reason.REASON_COORDINATOR_STANDS_BY
+            found = Finding("session", Status.FAIL, sentence, exit_code_of(error), stands_by=stands_by)
+            return found, server_time
         server_time = time_of(await call.trailing_metadata())
         return Finding("session", Status.OK, "the coordinator accepts this member's certificate"), server_time
     finally:

@@ -27,6 +27,7 @@ from cryptography.x509.oid import NameOID
 from edge_client.identity.connection import channel_options, exit_code_of, explain
 from edge_client.identity.handshake import HandshakeFailed, find_root, shake_hands, verify_server
 from edge_client.identity.home import Home, HomeUnusable, IdentityDocument, IdentityFolder, MemberIdentity
+from edge_client.identity.reaching import elsewhere
 from edge_client.identity.renewal import asked_authorities
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
@@ -97,10 +98,8 @@ async def enrol(
             "that identity with --force",
             ExitCode.USAGE,
         )
-    authorities = await _recognise(token, now, timeout)
     pending = folder.pending(token.id)
-    key = await asyncio.to_thread(_key, pending)
-    response, server_time = await _ask(token, key, authorities.trust, now, timeout)
+    authorities, key, response, server_time = await _redeemed(token, pending, now, timeout)
     _check_clock(server_time, now)
     authorities = _told(response, token, authorities)
     certificate = _judge(response, token, key, authorities.trust, now)
@@ -114,6 +113,32 @@ async def enrol(
             ExitCode.FAILED,
         ) from error
     return MemberIdentity.load(home, now=now)
+
+
+async def _redeemed(
+    token: JoinToken, pending: IdentityFolder, now: datetime, limit: float
+) -> tuple[Authorities, rsa.RSAPrivateKey, enrolment_pb2.EnrolResponse, datetime | None]:
+    """Takes the steps 2 to 4 at one of the token's addresses after the other, until a coordinator serves there.
+
+    Each address must prove itself like the first one. Repeating the request elsewhere changes nothing: the token is
+    bound to the first key that redeems it, and that is the same key.
+    """
+    sentences = []
+    for where in token.addresses:
+        try:
+            authorities = await _recognise(token, where, now, limit)
+            key = await asyncio.to_thread(_key, pending)
+            return authorities, key, *await _ask(token, where, key, authorities.trust, now, limit)
+        except EnrolmentFailed as failure:
+            unanswered = failure.reason is None and failure.code is ExitCode.UNREACHABLE
+            if not unanswered and (failure.reason is None or not elsewhere(failure.reason)):
+                raise
+            sentences.append(failure.sentence)
+            last = failure
+    if len(sentences) == 1:
+        raise last
+    said = f"none of the token's {len(sentences)} addresses enrols this machine now: {'; '.join(sentences)}"
+    raise EnrolmentFailed(said, last.code, last.reason) from last
 
 
 def _read(text: str) -> JoinToken:
@@ -130,73 +155,73 @@ def _whose(identity: IdentityFolder) -> str:
         return ""
 
 
-async def _recognise(token: JoinToken, now: datetime, limit: float) -> Authorities:
-    """Returns the federation's authorities, from the server at the token's address.
+async def _recognise(token: JoinToken, where: str, now: datetime, limit: float) -> Authorities:
+    """Returns the federation's authorities, from the server at this address of the token.
 
     They are either the first root in the chain that the server shows, or the whole list, which proves itself no matter
     who sends it. If the token names a later authority, the first root in a chain proves nothing, because it may have
     been retired.
     """
     try:
-        shown = await asyncio.to_thread(shake_hands, token.address, timeout=limit)
+        shown = await asyncio.to_thread(shake_hands, where, timeout=limit)
     except HandshakeFailed as error:
         raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
     root = find_root(shown.chain, token.federation)
     if token.newest is not None:
-        known = await _listed(token, token.newest, now, limit)
+        known = await _listed(token, where, token.newest, now, limit)
     elif root is not None:
         known = Authorities.first(root)
-    elif (followed := await _followed(token, limit)) is not None:
+    elif (followed := await _followed(token, where, limit)) is not None:
         known = followed
     else:
         raise EnrolmentFailed(
-            f"the server at {token.address} does not belong to the federation of the join token: its chain lacks the "
+            f"the server at {where} does not belong to the federation of the join token: its chain lacks the "
             f"authority {token.federation.hex()[:16]}... that the token names. Nothing secret was sent. Another server "
             "answers there, or something in between intercepts the connection; ask the operator",
             ExitCode.UNREACHABLE,
         )
     try:
-        verify_server(shown.chain, known.trust.roots, address=token.address, federation=token.federation, now=now)
+        verify_server(shown.chain, known.trust.roots, address=where, federation=token.federation, now=now)
     except CertificateInvalid as error:
         raise EnrolmentFailed(
-            f"the coordinator at {token.address} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
+            f"the coordinator at {where} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
             ExitCode.UNREACHABLE,
         ) from error
     return known
 
 
-async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) -> Authorities:
+async def _listed(token: JoinToken, where: str, newest: bytes, now: datetime, limit: float) -> Authorities:
     """Returns the server's list of authorities, if it is no older than the one that the token was made with.
 
     Raises:
         EnrolmentFailed: The list proves nothing, lacks the authority that the token names, or predates a retirement.
     """
     try:
-        document = await asked_authorities(token.address, client=None, limit=limit)
+        document = await asked_authorities(where, client=None, limit=limit)
         found = Authorities.read(document, federation=token.federation)
     except HandshakeFailed as error:
         raise EnrolmentFailed(error.sentence, ExitCode.UNREACHABLE) from error
     except grpc.aio.AioRpcError as error:
         raise EnrolmentFailed(
-            f"the server at {token.address} did not send the federation's authorities, and nothing secret was sent to "
-            f"it: {explain(error, address=token.address, now=now)}",
+            f"the server at {where} did not send the federation's authorities, and nothing secret was sent to "
+            f"it: {explain(error, address=where, now=now)}",
             ExitCode.UNREACHABLE,
         ) from error
     except AuthoritiesInvalid as error:
         raise EnrolmentFailed(
-            f"the server at {token.address} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
+            f"the server at {where} cannot be trusted: {error}. Nothing secret was sent; ask the operator",
             ExitCode.UNREACHABLE,
         ) from error
     if newest not in {federation_of(root) for root in found.certificates}:
         raise EnrolmentFailed(
-            f"the server at {token.address} does not belong to the federation of the join token: it does not know the "
+            f"the server at {where} does not belong to the federation of the join token: it does not know the "
             f"authority {newest.hex()[:16]}... that the token names. Nothing secret was sent. Another server answers "
             "there, or somebody has the key of an earlier authority; ask the operator",
             ExitCode.UNREACHABLE,
         )
     if found.number < token.number:
         raise EnrolmentFailed(
-            f"the server at {token.address} sent an older list of authorities ({found.number}) than the join token was "
+            f"the server at {where} sent an older list of authorities ({found.number}) than the join token was "
             f"made with ({token.number}). Nothing secret was sent. Somebody may have a retired authority's key, or the "
             "coordinator was restored to an earlier state; ask the operator",
             ExitCode.UNREACHABLE,
@@ -204,10 +229,10 @@ async def _listed(token: JoinToken, newest: bytes, now: datetime, limit: float) 
     return found
 
 
-async def _followed(token: JoinToken, limit: float) -> Authorities | None:
+async def _followed(token: JoinToken, where: str, limit: float) -> Authorities | None:
     """Returns the server's list of authorities, if it proves itself to the token."""
     try:
-        document = await asked_authorities(token.address, client=None, limit=limit)
+        document = await asked_authorities(where, client=None, limit=limit)
         return Authorities.read(document, federation=token.federation)
     except (HandshakeFailed, grpc.aio.AioRpcError, AuthoritiesInvalid):
         return None
@@ -245,7 +270,7 @@ def _key(pending: IdentityFolder) -> rsa.RSAPrivateKey:
 
 
 async def _ask(
-    token: JoinToken, key: rsa.RSAPrivateKey, trust: Trust, now: datetime, limit: float
+    token: JoinToken, where: str, key: rsa.RSAPrivateKey, trust: Trust, now: datetime, limit: float
 ) -> tuple[enrolment_pb2.EnrolResponse, datetime | None]:
     # The name helps a person who reads a capture. The authority uses only the key of the request.
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, token.member)])
@@ -257,7 +282,7 @@ async def _ask(
         software_version=__version__,
     )
     credentials = grpc.ssl_channel_credentials(root_certificates=trust.pem)
-    async with guarded(grpc.aio.secure_channel(token.address, credentials, options=channel_options())) as channel:
+    async with guarded(grpc.aio.secure_channel(where, credentials, options=channel_options())) as channel:
         stub = enrolment_pb2_grpc.EnrolmentServiceStub(channel)
         call = stub.Enrol(request, timeout=limit)
         try:
@@ -265,9 +290,7 @@ async def _ask(
         except grpc.aio.AioRpcError as error:
             reason, _ = reason_of(error)
             _check_clock(time_of(error.trailing_metadata()), now)
-            raise EnrolmentFailed(
-                explain(error, address=token.address, now=now), exit_code_of(error), reason
-            ) from error
+            raise EnrolmentFailed(explain(error, address=where, now=now), exit_code_of(error), reason) from error
         return response, time_of(await call.trailing_metadata())
 
 

@@ -39,6 +39,7 @@ from cryptography.x509.oid import NameOID
 from edge_client.identity.connection import channel_options, exit_code_of, explain, open_channel
 from edge_client.identity.handshake import ClientKey, HandshakeFailed, shake_hands
 from edge_client.identity.home import Home, HomeUnusable, MemberIdentity
+from edge_client.identity.reaching import elsewhere
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.guard import guarded
@@ -163,9 +164,24 @@ async def renew_now(
 ) -> MemberIdentity:
     """Renews because a person asks: first follows to another authority if needed, and uses the new certificate at once.
 
+    Without `address`, it asks at the identity's addresses in order, until one serves.
+
     Raises:
         RenewalFailed: As for `renew`.
     """
+    addresses = identity.addresses if address is None else (address,)
+    for where in addresses[:-1]:
+        try:
+            return await _renewed_at(identity, where, another_key)
+        except RenewalFailed as failure:
+            unanswered = failure.reason is None and failure.code is ExitCode.UNREACHABLE
+            if not unanswered and (failure.reason is None or not elsewhere(failure.reason)):
+                raise
+            log.info("renewal_tries_next_address", address=where, error=failure.sentence)
+    return await _renewed_at(identity, addresses[-1], another_key)
+
+
+async def _renewed_at(identity: MemberIdentity, address: str, another_key: bool) -> MemberIdentity:
     try:
         renewed = await renew(identity, another_key=another_key, address=address)
     except RenewalFailed as failure:
@@ -190,7 +206,8 @@ async def first_use(identity: MemberIdentity, address: str | None = None) -> Non
         try:
             await stub.Renew(pb.RenewRequest(), timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise RenewalFailed(explain(error, identity, address=address), exit_code_of(error)) from error
+            reason, _ = reason_of(error)
+            raise RenewalFailed(explain(error, identity, address=address), exit_code_of(error), reason) from error
 
 
 async def _ask(

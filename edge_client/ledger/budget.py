@@ -8,8 +8,10 @@ The session makes these calls in order. Nothing of an update leaves before `char
     ended      when the end is known    the charge is settled, and a receipt says how
     release    instead of charge        the update is discarded, and nothing of it left
 
-A job without noise costs nothing and promises nothing, but leaves receipts too. Synchronous, for one thread. A refusal
-is a `PolicyRefusal`, whose reason the coordinator is told.
+A job without noise costs nothing and promises nothing, but leaves receipts too. A refusal is a `PolicyRefusal`, whose
+reason the coordinator is told.
+
+Synchronous. A running member makes all calls that write, or that read more than a number, in one thread (`writer`).
 """
 
 import contextlib
@@ -54,6 +56,7 @@ from edge_client.ledger.receipts import (
 )
 from edge_client.ledger.replay import as_events
 from edge_client.ledger.store import reading
+from edge_client.ledger.writer_thread import WriterThread
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.events import Adjacency, PrivacyEvent, SampledGaussian, measuring, metrics_beside
 from learning.accounting.gate import beside_what_is_spent, homogeneous, plan_of
@@ -202,13 +205,16 @@ class Budget:
         receipts: ReceiptBook,
         data: bytes,
         noise: NoiseStore | None = None,
+        writer: WriterThread | None = None,
     ) -> None:
         """Joins the parts.
 
         Args:
             data: SHA-256 (32 bytes) that names the data used; it never leaves this machine.
             noise: where correlated noise is kept; None: jobs that need it are refused.
+            writer: the thread for the calls of a running member; the caller closes it. None: a new one.
         """
+        self.writer = WriterThread() if writer is None else writer
         self._noise = noise
         # The rounds that use a reservation which is not charged yet: the last one that lets go releases it.
         self._users: dict[int, list[StepsHeld]] = {}
@@ -938,4 +944,5 @@ def open_budget(
         noise = NoiseStore(home, name, ledger.id)
         held = [each for each in ledger.reservations() if each.released is None]
         noise.tidy({(each.purpose.job, each.number, each.purpose.document) for each in held})
-        yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values), noise)
+        with WriterThread() as writer:
+            yield Budget(ledger, policy, identity, receipts, digest_of_marks(marks.values), noise, writer)

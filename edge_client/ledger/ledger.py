@@ -131,7 +131,7 @@ _PINNED_LATER = (Reserved, Released, Settled, ReceiptKept)
 
 
 class Ledger:
-    """One data set's open ledger. Not for several threads, and not across a fork. Its `repr` shows no purpose."""
+    """One data set's open ledger. For one thread at a time, and not across a fork. Its `repr` shows no purpose."""
 
     def __init__(self, writer: Writer, state: LedgerState, clock: Callable[[], float], faults: Faults) -> None:
         self._writer = writer

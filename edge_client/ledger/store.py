@@ -88,7 +88,7 @@ class LedgerUnwritable(LedgerError):
 
 
 class Store:
-    """A connection to the file. Not for several threads."""
+    """A connection to the file. For one thread at a time."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -177,7 +177,8 @@ class Writer(Store):
             with _sentences(path):
                 path.touch(mode=0o600, exist_ok=True)
                 faults("open.touched")
-                super().__init__(path, sqlite3.connect(path, isolation_level=None))
+                # The thread that opens it is not the one that writes (`edge_client.ledger.writer_thread`).
+                super().__init__(path, sqlite3.connect(path, isolation_level=None, check_same_thread=False))
             faults("open.connected")
         except BaseException:
             os.close(self._lock)

@@ -125,12 +125,12 @@ class PolicyDocument(Document):
         description="Where a prompted job's frozen model may come from: this machine's disk, the coordinator, or the "
         "hub (which then learns that somebody here uses the model). Its digest must match the job's in any case.",
     )
-    max_backbone_mib: int | None = Field(
-        default=None,
+    max_backbone_mib: int = Field(
+        default=16384,
         ge=1,
+        le=65536,
         description="Largest frozen model of a prompted job, in MiB of its file. A job with a larger one is declined "
-        "before any of it is fetched. SmolLM2-135M has 514. Not given: up to 64 GiB, if the disk has room.",
-        examples=[4096],
+        "before any of it is fetched. SmolLM2-135M has 514, and a model of 7 billion values in bfloat16 13,400.",
     )
     shared_parameters: _Patterns = Field(
         default=("*",),

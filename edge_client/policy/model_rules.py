@@ -98,14 +98,19 @@ def _max_backbone_mib(policy: PolicyDocument, offer: Offer) -> Finding:
     try:
         size = layout_of(checked_config(model.config)).size
     except BackboneInvalid:
-        # Preparation says what is wrong with it, before anything of it is fetched.
-        return Finding("unknown", admitted, None, "the job's backbone has a config that this software cannot read")
+        # Nothing of it is written: preparation refuses it before it asks anybody, and says what is wrong.
+        return Finding("unknown", admitted, True, says)
     if model.onnx is not None and model.onnx.size is not None:
         # What a member without torch fetches in its place.
         size = max(size, model.onnx.size)
     mib = -(-size // 2**20)
-    fits = policy.max_backbone_mib is None or mib <= policy.max_backbone_mib
-    return Finding(in_words(mib), admitted, fits, says, "raise max_backbone_mib if this machine has room for it")
+    return Finding(
+        in_words(mib),
+        admitted,
+        mib <= policy.max_backbone_mib,
+        says,
+        "raise max_backbone_mib if this machine has room for it",
+    )
 
 
 def _vocabularies(policy: PolicyDocument, offer: Offer) -> Finding:
@@ -134,13 +139,7 @@ MODEL: tuple[Rule[Offer], ...] = (
     Rule("plugins", When.JOB, Reason.REASON_POLICY_JOB_KIND, _plugins),
     Rule("base_models", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _base_models, lambda p: not p.base_models),
     Rule("backbones", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _backbones),
-    Rule(
-        "max_backbone_mib",
-        When.JOB,
-        Reason.REASON_POLICY_BASE_MODEL,
-        _max_backbone_mib,
-        lambda p: p.max_backbone_mib is None,
-    ),
+    Rule("max_backbone_mib", When.JOB, Reason.REASON_POLICY_BASE_MODEL, _max_backbone_mib),
     Rule(
         "vocabularies",
         When.JOB,

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import grpc
+import grpc.aio
 import numpy as np
 import structlog
 from numpy.typing import NDArray
@@ -40,6 +42,7 @@ from learning.mechanisms.contribution import Update, update_digest
 from learning.mechanisms.protection import Protection
 from tacit import __version__, wire
 from tacit.attempt import AttemptId
+from tacit.blobs import STALL_SECONDS
 from tacit.job import JobDocument
 from tacit.limits import UPLOAD_MESSAGE
 from tacit.mechanism import NoMechanism
@@ -96,6 +99,14 @@ def _takes_a_while(event: m.Event) -> bool:
         isinstance(event, m.Received)
         and isinstance(event.message, AttemptMessage)
         and isinstance(event.message.payload, _TAKE_A_WHILE)
+    )
+
+
+def _asks_stewards(event: m.Event) -> bool:
+    return (
+        isinstance(event, m.Received)
+        and isinstance(event.message, AttemptMessage)
+        and isinstance(event.message.payload, AttemptOpened)
     )
 
 
@@ -323,7 +334,9 @@ class Agent:
         if self._releaser is not None:
             tasks.append(
                 asyncio.create_task(
-                    self._releaser.run(self._link.stub, self._link.pause_after_failure, self._end_if_over)
+                    self._releaser.run(
+                        self._link.stub, self._link.pause_after_failure, self._end_if_over, self._link.up
+                    )
                 )
             )
         try:
@@ -414,17 +427,21 @@ class Agent:
                 # The loop assigns the state, and handles no other event before that.
                 worked = await asyncio.to_thread(transition, self._environment, self._state, event)
                 self._state, effects = worked
+            elif _asks_stewards(event):
+                # What the stewards decided is taken up in the ledger.
+                worked = await self._budget.writer.run(transition, self._environment, self._state, event)
+                self._state, effects = worked
             else:
                 self._state, effects = transition(self._environment, self._state, event)
         except Exception as error:
             log.error("message_failed", kind=type(event).__name__, error=str(error), exc_info=error)
             if (attempt := _attempt_of(event)) is not None:
                 refusal = AttemptRefusal(Reason.REASON_INTERNAL, "the member's own log says more")
-                self._carry_out(m.Say(AttemptMessage(attempt, refusal)))
+                await self._carry_out(m.Say(AttemptMessage(attempt, refusal)))
             return
         for effect in effects:
             try:
-                self._carry_out(effect)
+                await self._carry_out(effect)
             except (sqlite3.Error, OSError) as error:
                 log.error("journal_failing", error=str(error))
                 if isinstance(effect, m.Joined | m.VectorLeaving | m.Signed):
@@ -434,16 +451,18 @@ class Agent:
                     await self._work(m.MaskingFailed(effect.attempt, Reason.REASON_LEDGER_FAILING, detail))
                     return
 
-    def _carry_out(self, effect: m.Effect) -> None:
+    async def _carry_out(self, effect: m.Effect) -> None:
+        """Carries out one effect. What it writes is on the disk when this returns, before the next effect."""
         match effect:
             case m.Say():
                 self._say(effect.message)
             case m.Joined():
-                self._journal.joined(effect.attempt, effect.version, effect.document)
+                joined = self._journal.joined
+                await self._budget.writer.run(joined, effect.attempt, effect.version, effect.document)
             case m.Signed():
-                self._sign(effect)
+                await self._sign(effect)
             case m.VectorLeaving():
-                self._journal.opened(effect.attempt, effect.update)
+                await self._budget.writer.run(self._journal.opened, effect.attempt, effect.update)
             case m.Prepare():
                 self._taken.add(effect.assignment.job)
                 self._over.discard(effect.assignment.job)
@@ -458,7 +477,7 @@ class Agent:
                 if (task := self._preparing.pop(effect.job, None)) is not None:
                     task.cancel()
             case m.MaskAndUpload():
-                self._send(effect)
+                await self._send(effect)
             case m.FetchCertificates():
                 self._rosters[effect.attempt] = asyncio.create_task(self._fetch_certificates(effect))
             case m.KeepCertificates():
@@ -471,15 +490,15 @@ class Agent:
                 if (upload := self._uploads.pop(effect.attempt, None)) is not None:
                     upload.cancel()
             case m.Discard():
-                self._drop_held(effect.job)
+                await self._let_go(effect.job, self._held.pop(effect.job, None))
             case m.EndedAttempt():
-                self._end(effect)
+                await self._end(effect)
             case m.JobOver():
-                self._job_over(effect.ended)
+                await self._job_over(effect.ended)
             case m.Note():
                 (log.warning if effect.warning else log.info)(effect.what, **effect.fields)
 
-    def _job_over(self, ended: JobEnded) -> None:
+    async def _job_over(self, ended: JobEnded) -> None:
         self._observer.job_over(ended)
         if ended.reason == Reason.REASON_MEMBERS_DECLINED:
             # The job may continue, but only if somebody changes something first.
@@ -489,7 +508,7 @@ class Agent:
         # Any other paused job, whether by the operator or by itself, may continue.
         elif ended.reason in _FOR_GOOD:
             self._over.add(ended.job)
-            self._preparer.job_over(ended.job)
+            await self._preparer.job_over(ended.job)
             if self._releaser is not None:
                 (self._releaser.finished if ended.reason in FINISHED else self._releaser.aborted)(ended.job)
             self._end_if_over()
@@ -537,7 +556,8 @@ class Agent:
         """
         while True:
             for phase in tuple(self._state.jobs.values()):
-                if (event := _of_stewards(desk, phase)) is not None:
+                event = await self._budget.writer.run(_of_stewards, desk, phase)
+                if event is not None:
                     self._events.put_nowait(event)
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -603,11 +623,16 @@ class Agent:
             detail = f"preparing failed ({type(error).__name__}); the member's own log says why"
             self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
             return
+        write = self._budget.writer.run
         try:
-            report = await asyncio.to_thread(self._read, self._budget.statement(assignment.job))
+            statement = await write(self._budget.statement, assignment.job)
+            report = await asyncio.to_thread(self._read, statement)
             update = await asyncio.to_thread(_digest_of, preparation)
+            standing = None if self._desk is None else await write(self._desk.standing, preparation.job)
+            # The writer's thread completes a call before a cancellation takes effect, which is here.
+            await asyncio.sleep(0)
         except BaseException as error:
-            self._budget.release(preparation.reserved, "the update was not held")
+            await write(self._budget.release, preparation.reserved, "the update was not held")
             if preparation.staged is not None:
                 self._keeper.discard(assignment.job, preparation.staged)
             if not isinstance(error, secure_agg.EncodingInvalid):
@@ -615,7 +640,8 @@ class Agent:
             detail = "training ended with values that are not finite; a smaller learning rate may help"
             self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
             return
-        self._drop_held(assignment.job)
+        # Nothing is awaited from here to the event: no update is held that the state machine never hears of.
+        older = self._held.pop(assignment.job, None)
         self._held[assignment.job] = _Held(
             assignment,
             preparation.update,
@@ -625,10 +651,11 @@ class Agent:
             preparation.model,
         )
         self._observer.ready(assignment.job, assignment.round, preparation.update)
-        approvals = 0 if self._desk is None else len(self._desk.standing(preparation.job).approved)
+        approvals = 0 if standing is None else len(standing.approved)
         self._events.put_nowait(
             m.Prepared(assignment, preparation.job, report, self._budget.counter, update, approvals)
         )
+        await self._let_go(assignment.job, older)
 
     def _read(self, statement: Statement) -> PrivacyReport | None:
         """Shows the member's figures, and returns what the coordinator is told of them. Runs in a thread."""
@@ -647,28 +674,34 @@ class Agent:
 
     # ---- masking and sending --------------------------------------------------------------------------------------
 
-    def _drop_held(self, job: str) -> None:
-        """Drops the held update of a job. What was reserved for it and never charged is released."""
-        if (held := self._held.pop(job, None)) is not None:
-            self._budget.release(held.reserved, "the update was not sent")
+    async def _let_go(self, job: str, held: _Held | None) -> None:
+        """Discards an update that is no longer held. What was reserved for it and never charged is released."""
+        if held is not None:
+            await self._budget.writer.run(self._budget.release, held.reserved, "the update was not sent")
             if held.staged is not None:
                 self._keeper.discard(job, held.staged)
 
-    def _end(self, effect: m.EndedAttempt) -> None:
+    async def _end(self, effect: m.EndedAttempt) -> None:
         self._sent_with.pop(effect.attempt, None)
+        await self._budget.writer.run(self._record_end, effect)
+        self._observer.attempt_ended(effect.attempt, effect.ended)
+
+    def _record_end(self, effect: m.EndedAttempt) -> None:
         outcome = "published" if effect.ended.published else word(effect.ended.reason)
         self._budget.ended(effect.attempt, outcome, effect.ended.result, effect.survivors)
         self._journal.ended(effect.attempt, outcome, effect.ended.result)
-        self._observer.attempt_ended(effect.attempt, effect.ended)
 
-    def _sign(self, effect: m.Signed) -> None:
+    async def _sign(self, effect: m.Signed) -> None:
         """Records U3 in the journal, and commits what was staged with this member's vector if U3 names the member."""
         staged = self._sent_with.pop(effect.attempt, None)
+        await self._budget.writer.run(self._record_signed, effect, staged)
+
+    def _record_signed(self, effect: m.Signed, staged: str | None) -> None:
         self._journal.signed(effect.attempt, effect.survivors, staged)
         if staged is not None:
             self._keeper.confirmed(effect.attempt.job, staged, effect.survivors, self._link.identity.member)
 
-    def _send(self, effect: m.MaskAndUpload) -> None:
+    async def _send(self, effect: m.MaskAndUpload) -> None:
         """Asks the stewards once more, charges the ledger, and only then begins to encode."""
         held = self._held.get(effect.attempt.job)
         trained_for = None if held is None else (held.assignment.round, held.assignment.version)
@@ -676,11 +709,8 @@ class Agent:
             if held is None or trained_for != (effect.attempt.round, effect.version):
                 gone = "this member no longer has the update that it trained for this attempt"
                 raise PolicyRefusal(Reason.REASON_VECTOR_INVALID, gone)
-            if self._withdrawals is not None:
-                self._withdrawals.check(effect.attempt.job, effect.job)
-            if self._desk is not None:
-                self._desk.check(effect.job)
-            self._budget.charge(effect.attempt, held.reserved)
+            # One call: a release of the same update that is begun later comes after the charge.
+            await self._budget.writer.run(self._charge, effect, held.reserved)
         except PolicyRefusal as refusal:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
             return
@@ -688,10 +718,17 @@ class Agent:
             self._sent_with[effect.attempt] = held.staged
         self._uploads[effect.attempt] = asyncio.create_task(self._mask_and_upload(effect, held))
 
+    def _charge(self, effect: m.MaskAndUpload, reserved: BudgetReservation) -> None:
+        if self._withdrawals is not None:
+            self._withdrawals.check(effect.attempt.job, effect.job)
+        if self._desk is not None:
+            self._desk.check(effect.job)
+        self._budget.charge(effect.attempt, reserved)
+
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
         """Masks and uploads the update of an attempt that is charged."""
         if held.model is not None and self._releaser is not None:
-            reservation = self._budget.charged_to(effect.attempt)
+            reservation = await self._budget.writer.run(self._budget.charged_to, effect.attempt)
             await asyncio.to_thread(self._releaser.keep, held.model, reservation)
         try:
             packed, stage, message = await asyncio.to_thread(self._mask, effect, held)
@@ -709,7 +746,8 @@ class Agent:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, Reason.REASON_INTERNAL, detail))
             return
         try:
-            self._budget.sending(effect.attempt, held.reserved, effect.stage.seat.session, message)
+            session = effect.stage.seat.session
+            await self._budget.writer.run(self._budget.sending, effect.attempt, held.reserved, session, message)
         except PolicyRefusal as refusal:
             self._events.put_nowait(m.MaskingFailed(effect.attempt, refusal.reason, refusal.detail))
             return
@@ -732,21 +770,36 @@ class Agent:
     async def _upload(self, attempt: AttemptId, packed: memoryview, message: secure_agg.MaskedInput) -> None:
         """Uploads until the coordinator has the whole vector. A broken upload resumes where it stopped.
 
-        The first call asks nothing, because nothing has been sent. That saves a long line a round trip.
+        The first call asks nothing, because nothing has been sent. That saves a long line a round trip. On a slow line
+        the vector goes in parts (`edge_client.identity.pace`).
         """
-        tries = 0
+        # How much has arrived; None: ask.
+        received: int | None = 0
         while True:
-            stub = await self._link.stub()
-            tries += 1
+            stub, pace = await self._link.stub(), self._link.up
             try:
-                status = pb.MaskedUploadReceipt()
-                if tries > 1:
-                    status = await stub.MaskedUploadStatus(wire.attempt_to_pb(attempt))
-                if not status.complete and status.reason == Reason.REASON_UNSPECIFIED:
-                    parts = self._parts(attempt, packed, message, status.received)
-                    status = await stub.UploadMasked(parts)
+                if received is None:
+                    status = await stub.MaskedUploadStatus(wire.attempt_to_pb(attempt), timeout=STALL_SECONDS)
+                else:
+                    until = received + pace.of(len(packed) - received)
+                    began = pace.clock()
+                    async with asyncio.timeout(STALL_SECONDS) as stalls:
+                        parts = self._parts(attempt, packed, message, received, until, stalls)
+                        status = await stub.UploadMasked(parts)
+                    if status.received == until:
+                        pace.took(until - received, pace.clock() - began)
+            except TimeoutError:
+                # Perhaps only the verdict takes long. The coordinator is asked, and must answer.
+                log.warning("upload_stalled", attempt=str(attempt), seconds=STALL_SECONDS)
+                received = None
+                continue
             except CALL_BROKEN as error:
                 raise_if_told_to_stop(error)
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    # The coordinator answers pings and nothing else. Another one may.
+                    self._link.hang_up()
+                received = None
+                pace.broke()
                 await self._link.pause_after_failure(stub)
                 continue
             if status.complete:
@@ -762,6 +815,8 @@ class Agent:
             ):
                 self._events.put_nowait(m.MaskingFailed(attempt, status.reason, status.detail))
                 return
+            # A call that ended early, or was replaced, says how much arrived, and the next one goes on from there.
+            received = status.received
 
     async def _parts(
         self,
@@ -769,12 +824,16 @@ class Agent:
         packed: memoryview,
         message: secure_agg.MaskedInput,
         offset: int,
+        until: int,
+        stalls: asyncio.Timeout,
     ) -> AsyncIterator[pb.MaskedUpload]:
         header = pb.MaskedUploadHeader(
             ref=wire.attempt_to_pb(attempt), offset=offset, input=wire.masked_input_to_pb(message)
         )
         yield pb.MaskedUpload(header=header)
         self._observer.uploading(attempt, offset, len(packed))
-        for at in range(offset, len(packed), CHUNK):
-            yield pb.MaskedUpload(data=packed[at : at + CHUNK].tobytes())
-            self._observer.uploading(attempt, min(at + CHUNK, len(packed)), len(packed))
+        for at in range(offset, until, CHUNK):
+            end = min(at + CHUNK, until)
+            yield pb.MaskedUpload(data=packed[at:end].tobytes())
+            stalls.reschedule(asyncio.get_running_loop().time() + STALL_SECONDS)
+            self._observer.uploading(attempt, end, len(packed))

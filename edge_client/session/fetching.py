@@ -66,11 +66,14 @@ class Fetcher:
         while True:
             stub = await self._link.stub()
             try:
-                await fetch(stub.FetchBlob)
+                await fetch(self._link.down.fetching(stub.FetchBlob))
             except CALL_BROKEN as error:
                 raise_if_told_to_stop(error)
+                self._link.down.broke()
                 if has_stalled(error):
                     log.warning("download_stalled", blob=digest.hex(), seconds=STALL_SECONDS)
+                    # The coordinator answers pings and sends nothing. Another one may.
+                    self._link.hang_up()
                 await self._link.pause_after_failure(stub)
             else:
                 return

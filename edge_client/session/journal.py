@@ -108,7 +108,10 @@ class Memory:
 
 
 class Journal:
-    """One member's journal in one federation. A write has reached the disk when it returns."""
+    """One member's journal in one federation. For one thread at a time.
+
+    A write has reached the disk when it returns, but for `ended`.
+    """
 
     def __init__(self, path: Path, federation: bytes) -> None:
         """Opens or creates the file.
@@ -119,7 +122,8 @@ class Journal:
         self._federation = federation
         try:
             path.touch(mode=0o600, exist_ok=True)
-            self._connection = sqlite3.connect(path, isolation_level=None)
+            # The thread that opens it is not the one that writes (`edge_client.ledger.writer_thread`).
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._begin(path)
             except BaseException:
@@ -202,8 +206,16 @@ class Journal:
         self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt, once="survivors")
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
-        """Records how the attempt ended, as far as the member knows."""
-        self._update("ended_ms = ?, outcome = ?, result = ?", (_now_ms(), outcome, result or None), attempt)
+        """Records how the attempt ended, as far as the member knows.
+
+        This reaches the disk with the next write. `memory` does not read it, so a crash that takes it loses nothing
+        that decides what the member does.
+        """
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            self._update("ended_ms = ?, outcome = ?, result = ?", (_now_ms(), outcome, result or None), attempt)
+        finally:
+            self._connection.execute("PRAGMA synchronous = FULL")
 
     def close(self) -> None:
         """Closes the file."""

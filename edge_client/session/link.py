@@ -20,6 +20,7 @@ import structlog
 
 from edge_client.identity.connection import explain, open_channel, raise_if_told_to_stop
 from edge_client.identity.home import MemberIdentity
+from edge_client.identity.pace import MOST_DOWN, MOST_UP, Pace
 from edge_client.identity.renewal import RenewalFailed, Renewer, server_unknown
 from edge_client.session.addresses import Addresses, Failed
 from edge_client.session.idle import Idle
@@ -178,6 +179,16 @@ class Link:
         """Ends the present session, if there is one. `run` opens the next one when it may."""
         if self._call is not None:
             self._call.cancel()
+
+    @cached_property
+    def up(self) -> Pace:
+        """How much one call may send."""
+        return Pace(MOST_UP, divided=len(self._addresses) > 1)
+
+    @cached_property
+    def down(self) -> Pace:
+        """How much one call may fetch."""
+        return Pace(MOST_DOWN, divided=len(self._addresses) > 1)
 
     @cached_property
     def _addresses(self) -> Addresses:

@@ -360,10 +360,10 @@ class Preparer:
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 own = population_of(self._examples, unit_of_job(job))
                 count = own if self._canaries is None else self._canaries.examples(job, own)
-                protection = self._budget.protection(job, count)
+                protection = await self._budget.writer.run(self._budget.protection, job, count)
             planted = await asyncio.to_thread(self._planted, job, tokenizer)
             with _refusing():
-                reserved = self._budget.reserve(assignment, job, protection)
+                reserved = await self._budget.writer.run(self._budget.reserve, assignment, job, protection)
             try:
                 # Only now, because this reads the data and writes to the disk, and a job that cannot pay for a round
                 # must do neither.
@@ -373,11 +373,11 @@ class Preparer:
                 )
             except Exception as error:
                 unheard = await self._forfeited(error, job, protection, reserved)
-                self._budget.release(reserved, "training did not end")
+                await self._budget.writer.run(self._budget.release, reserved, "training did not end")
                 raise unheard from error
             except BaseException:
                 # The task was cancelled from outside, whatever the data is.
-                self._budget.release(reserved, "training did not end")
+                await self._budget.writer.run(self._budget.release, reserved, "training did not end")
                 raise
             model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
@@ -440,8 +440,10 @@ class Preparer:
         await self._check_approved(job, manifest, blob)
         await self._check_plugin(job)
         held = await asyncio.to_thread(self._answers.load, job.name, job.digest(), self._budget.ledger, question.bins)
-        if held is not None and not self._budget.paid(held.reservation, job.name, job.digest(), job.mechanism.name):
-            held = None
+        write = self._budget.writer.run
+        if held is not None:
+            asked = held.reservation, job.name, job.digest(), job.mechanism.name
+            held = held if await write(self._budget.paid, *asked) else None
         # Before the turn, because a large version may take hours to arrive.
         building = None if held is not None else await self._counting(job, question, blob, fetch)
         async with self._turn:
@@ -450,20 +452,22 @@ class Preparer:
             with _refusing():
                 self._policy.check_conditions(await asyncio.to_thread(read_conditions, self._device))
                 answering = self._budget.answering(job, question)
-            if held is not None and (paid := self._budget.held_answer(job, held.reservation)) is not None:
-                return Preparation(job, answer_of(held.array), answering, paid)
+            if held is not None:
+                paid = await write(self._budget.held_answer, job, held.reservation)
+                if paid is not None:
+                    return Preparation(job, answer_of(held.array), answering, paid)
             if building is None:
                 raise TypeError("an answer that is held was charged")
             with _unsuitable():
                 counting = await asyncio.to_thread(building)
             with _refusing():
-                reserved = self._budget.reserve_answer(assignment, job, answering)
+                reserved = await write(self._budget.reserve_answer, assignment, job, answering)
             stopped = threading.Event()
             task = asyncio.create_task(asyncio.to_thread(self._answered, job, counting, reserved, stopped))
             try:
                 update = await asyncio.shield(task)
             except Exception as error:
-                self._budget.forfeit(reserved)
+                await write(self._budget.forfeit, reserved)
                 log.error("preparation_failed", job=job.name, error=str(error), exc_info=error)
                 failed = "the question was not answered; the member's own log says why"
                 raise PreparationRefused(Reason.REASON_TRAINING_FAILED, failed, private=str(error)) from error
@@ -474,7 +478,7 @@ class Preparer:
                 try:
                     await asyncio.gather(task, return_exceptions=True)
                 finally:
-                    self._budget.release(reserved, "the answer was not held")
+                    await write(self._budget.release, reserved, "the answer was not held")
                 raise
             return Preparation(job, update, answering, reserved)
 
@@ -527,7 +531,7 @@ class Preparer:
         if self._desk is None:
             return
         try:
-            self._desk.check(job)
+            await self._budget.writer.run(self._desk.check, job)
         except PolicyRefusal as refusal:
             with _unsuitable():
                 tokenizer = await fetch_tokenizer(blob, job)
@@ -563,18 +567,18 @@ class Preparer:
 
     async def _forfeit(self, reserved: BudgetReservation) -> None:
         """Charges a failed training. Rows of correlated noise are made in a thread, so that the session stays alive."""
-        lost, skipped = self._budget.lost_steps(reserved), None
+        lost, skipped = await self._budget.writer.run(self._budget.lost_steps, reserved), None
         try:
             if lost is not None and reserved.steps is not None:
                 await asyncio.to_thread(lost.skip, reserved.steps.count, self._random)
                 skipped = lost
         finally:
             # Also if the task is cancelled meanwhile: a failure that cost nothing could be asked for again.
-            self._budget.forfeit(reserved, skipped)
+            await self._budget.writer.run(self._budget.forfeit, reserved, skipped)
 
-    def job_over(self, name: str) -> None:
+    async def job_over(self, name: str) -> None:
         """Releases the backbone of a job that is over, if no other job uses it, and deletes its noise."""
-        self._budget.job_over(name)
+        await self._budget.writer.run(self._budget.job_over, name)
         if self._answers is not None:
             self._answers.forget(name)
         digest = self._digests.pop(name, None)

@@ -172,6 +172,9 @@ async def moving(call: AsyncIterable[_Message], stall: float | None = None) -> A
     finally:
         if isinstance(call, grpc.aio.Call):
             call.cancel()
+        elif isinstance(call, AsyncGenerator):
+            # It makes calls of its own.
+            await call.aclose()
 
 
 def has_stalled(error: BaseException) -> bool:

@@ -12,6 +12,9 @@ A token made after the federation's authority was replaced also holds the newest
 of the list of authorities at that time (`tacit.authorities`). Both are needed: without the fingerprint, a retired
 authority's key could sign a list of its own; without the number, the holder of that key could present the true list
 from before it was retired. Other tokens leave both out and stay short, because people copy them.
+
+A token of a federation with several coordinators also holds the others' enrolment addresses, of which one may serve
+while the first stands by. What makes an address trustworthy is the same for all of them: the fingerprints above.
 """
 
 import base64
@@ -19,6 +22,7 @@ import binascii
 import hashlib
 import re
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
@@ -40,6 +44,7 @@ from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.identity import name_is_valid
 
 __all__ = [
+    "MAX_OTHERS",
     "Address",
     "Addresses",
     "JoinToken",
@@ -51,6 +56,8 @@ __all__ = [
 ]
 
 SECRET_BYTES = 32
+# Addresses of other coordinators in a token. With 300 characters each, a token still has less than 4,096.
+MAX_OTHERS = 7
 _PREFIX = "tacit1."
 _CHECK_DIGITS = 8
 # Characters of a pasted text. A token has about 500.
@@ -149,8 +156,9 @@ def join_address(host: str, port: int) -> str:
 class JoinToken(Document):
     """An invitation for one member. Its `repr` does not show the secret."""
 
-    # host:port of the enrolment port.
+    # host:port of the enrolment port, and those of the federation's other coordinators. Left out if there are none.
     address: str = Field(max_length=300)
+    others: Annotated[tuple[Address, ...], AtMost(MAX_OTHERS)] = ()
     federation: Digest
     id: str = Field(pattern=r"^[0-9a-f]{24}$")
     secret: Secret
@@ -187,6 +195,8 @@ class JoinToken(Document):
     def _both(self) -> Self:
         if (self.newest is None) != (self.number == 0):
             raise ValueError("the newest authority's fingerprint and the list's number go together; one is missing")
+        if len(set(self.addresses)) != len(self.addresses):
+            raise ValueError("an address occurs twice")
         if self.newest == self.federation:
             raise ValueError("the newest authority is the first one; such a token must leave it out")
         return self
@@ -194,11 +204,24 @@ class JoinToken(Document):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = handler(self)
-        return content if self.number else {key: content[key] for key in content if key not in ("newest", "number")}
+        absent = (() if self.number else ("newest", "number")) + (() if self.others else ("others",))
+        return {key: content[key] for key in content if key not in absent}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All enrolment addresses, in the order in which to try them."""
+        return (self.address, *self.others)
 
     @classmethod
     def create(
-        cls, *, address: str, federation: bytes, member: str, expires: datetime, authorities: Authorities | None = None
+        cls,
+        *,
+        address: str,
+        federation: bytes,
+        member: str,
+        expires: datetime,
+        authorities: Authorities | None = None,
+        others: Sequence[str] = (),
     ) -> Self:
         """Makes a token with a fresh id and secret from the operating system's random source.
 
@@ -208,6 +231,7 @@ class JoinToken(Document):
             member: the new member's name.
             expires: timezone-aware.
             authorities: the federation's current list; None means the first authority alone.
+            others: enrolment addresses of the federation's other coordinators. The token names the first `MAX_OTHERS`.
 
         Raises:
             pydantic.ValidationError: a ValueError; an address, name or fingerprint is malformed.
@@ -217,6 +241,7 @@ class JoinToken(Document):
             later = {"newest": authorities.newest, "number": authorities.number}
         return cls(
             address=address,
+            others=tuple(others[:MAX_OTHERS]),
             federation=federation,
             id=secrets.token_hex(12),
             secret=secrets.token_bytes(SECRET_BYTES),

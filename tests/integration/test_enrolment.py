@@ -27,9 +27,11 @@ from edge_client.identity.enrolment import EnrolmentFailed, enrol
 from edge_client.identity.home import Home, MemberIdentity
 from tacit.identity import Identity, Role, new_key
 from tacit.reason import Reason
+from tacit.status import abort_with
 from tacit.token import JoinToken, secret_hash
 from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tests.support import party
+from tests.support.processes import free_ports
 from tests.support.token_desk import MemoryTokenDesk
 from toolkit.console import ExitCode
 from toolkit.durable import durable_file
@@ -51,10 +53,13 @@ class Recording(EnrolmentServicer):
         super().__init__(*arguments, **named)
         self.requests: list[enrolment_pb2.EnrolRequest] = []
         self.lose_answers = 0
+        self.stands_by = False
         self.alter = None
 
     async def Enrol(self, request, context):  # noqa: N802
         self.requests.append(request)
+        if self.stands_by:
+            await abort_with(context, Reason.REASON_COORDINATOR_STANDS_BY, "another one is active")
         response = await super().Enrol(request, context)
         if self.lose_answers:
             self.lose_answers -= 1
@@ -97,9 +102,11 @@ class Coordinator:
         finally:
             await server.stop(None)
 
-    def invite(self, member="north", *, host="localhost", hours=1.0, known=True, federation=None) -> JoinToken:
+    def invite(self, member="north", *, host="localhost", hours=1.0, known=True, federation=None, at=()) -> JoinToken:
+        addresses = at or [f"{host}:{self.port}"]
         token = JoinToken.create(
-            address=f"{host}:{self.port}",
+            address=addresses[0],
+            others=addresses[1:],
             federation=federation or self.authority.federation,
             member=member,
             expires=party.present() + timedelta(hours=hours),
@@ -836,3 +843,80 @@ def test_the_enrolment_port_closes_lingering_connections(coordinator, monkeypatc
 
     # The server sent GOAWAY, as it does to every connection after a while.
     assert b"max_age" in _run(coordinator, scenario)
+
+
+# ---- several coordinators --------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _beside(coordinator, count, **of):
+    """Serves further coordinators of the same federation, over the same records."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder, authority = of.get("folder", coordinator.folder), of.get("authority", coordinator.authority)
+        made = [Coordinator(authority, folder, coordinator.desk) for _ in range(count)]
+        for each in made:
+            await stack.enter_async_context(each.serving())
+        yield made
+
+
+def _at(*coordinators) -> list[str]:
+    return [f"localhost:{each.port}" for each in coordinators]
+
+
+def test_a_member_enrols_at_the_first_address_that_serves(coordinator, home):
+    """One is away, one stands by, and one redeemed the token but its answer is lost. The key is the same for all."""
+
+    async def scenario():
+        async with _beside(coordinator, 2) as (standby, last):
+            standby.servicer.stands_by = True
+            coordinator.servicer.lose_answers = 1
+            away = f"localhost:{free_ports(1)[0]}"
+            token = coordinator.invite(at=[away, *_at(standby, coordinator, last)])
+            identity = await enrol(home, token.format(), now=party.present())
+            return identity, [each.servicer.requests for each in (standby, coordinator, last)]
+
+    identity, requests = _run(coordinator, scenario)
+    assert [len(each) for each in requests] == [1, 1, 1]
+    csrs = [x509.load_der_x509_csr(each.certificate_request) for (each,) in requests]
+    assert all(csr.public_key() == identity.key.public_key() for csr in csrs)
+    assert coordinator.desk.recorded == ["north"]
+
+
+def test_a_server_of_another_federation_hears_no_secret_at_any_address(tmp_path, coordinator, home):
+    foreign = party.authority(1)
+    folder = party.coordinator_folder(tmp_path / "foreign", of=foreign)
+
+    async def scenario():
+        async with _beside(coordinator, 1, authority=foreign, folder=folder) as (other,):
+            token = coordinator.invite(at=[*_at(other, coordinator)])
+            identity = await enrol(home, token.format(), now=party.present())
+            return identity, other.servicer.requests
+
+    identity, heard = _run(coordinator, scenario)
+    assert identity.member == "north"
+    assert heard == []
+
+
+def test_a_refusal_at_one_address_is_final(coordinator, home):
+    async def scenario():
+        async with _beside(coordinator, 1) as (other,):
+            failed = await _refused(home, coordinator.invite(known=False, at=_at(coordinator, other)))
+            return failed, other.servicer.requests
+
+    failed, asked = _run(coordinator, scenario)
+    assert failed.code is ExitCode.REFUSED
+    assert asked == []
+
+
+def test_if_nobody_serves_each_address_has_its_reason(coordinator, home):
+    async def scenario():
+        coordinator.servicer.stands_by = True
+        away = f"localhost:{free_ports(1)[0]}"
+        return await _refused(home, coordinator.invite(at=[away, *_at(coordinator)])), away
+
+    failed, away = _run(coordinator, scenario)
+    assert failed.sentence.startswith("none of the token's 2 addresses enrols this machine now: ")
+    assert away in failed.sentence
+    assert "another one is active" in failed.sentence
+    assert failed.reason == Reason.REASON_COORDINATOR_STANDS_BY
+    assert not _enrolled(home)

@@ -41,18 +41,18 @@ def main() -> None:
         while halt.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 
-    def halting_carry_out(self: Agent, effect: states.Effect) -> None:
+    async def halting_carry_out(self: Agent, effect: states.Effect) -> None:
         payload = getattr(getattr(effect, "message", None), "payload", None)
-        if isinstance(effect, states.Say) and phase in kinds and isinstance(payload, kinds[phase]) and halt.exists():
+        if isinstance(effect, states.Say) and phase in kinds and isinstance(payload, kinds[phase]) and halt.exists():  # noqa: ASYNC240
             log.info("halted", phase=phase)
 
             async def later() -> None:
                 await until_gone()
-                carry_out(self, effect)
+                await carry_out(self, effect)
 
             self._halted = asyncio.ensure_future(later())  # type: ignore[attr-defined]
             return
-        carry_out(self, effect)
+        await carry_out(self, effect)
 
     async def halting_parts(self: Agent, *of: object) -> object:
         sent = 0

@@ -95,7 +95,7 @@ def _rogue(orders: Path) -> Any:
 
         _flooded = False
 
-        def _carry_out(self, effect: states.Effect) -> None:
+        async def _carry_out(self, effect: states.Effect) -> None:
             carry_out = super()._carry_out
             payload = getattr(getattr(effect, "message", None), "payload", None)
             phase = phases.get(type(payload))
@@ -104,7 +104,7 @@ def _rogue(orders: Path) -> Any:
 
                     async def later() -> None:
                         await while_halted(where)
-                        carry_out(effect)
+                        await carry_out(effect)
 
                     # A reference, so that the task is not collected.
                     self._later = asyncio.ensure_future(later())
@@ -114,9 +114,9 @@ def _rogue(orders: Path) -> Any:
                     effect = states.Say(AttemptMessage(effect.message.attempt, self._garbled(effect.message, victim)))
                 case ["twice"] if isinstance(effect, states.Say):
                     log.info("broke", order="twice", said=type(effect.message).__name__)
-                    carry_out(effect)
+                    await carry_out(effect)
                 case ["other"] if isinstance(payload, secure_agg.Advertisement):
-                    carry_out(effect)
+                    await carry_out(effect)
                     log.info("broke", order="other")
                     changed = replace(payload, signature=bytes(len(payload.signature)))
                     effect = states.Say(AttemptMessage(effect.message.attempt, changed))
@@ -127,9 +127,9 @@ def _rogue(orders: Path) -> Any:
                     job, round_ = effect.message.job, effect.message.round
                     refusal = AttemptRefusal(Reason.REASON_INTERNAL, "a flood")
                     for number in range(FLOOD):
-                        carry_out(states.Say(Ready(job, round_ + 1 + number, bytes(32))))
-                        carry_out(states.Say(AttemptMessage(AttemptId(job, round_, 10**6 + number), refusal)))
-            carry_out(effect)
+                        await carry_out(states.Say(Ready(job, round_ + 1 + number, bytes(32))))
+                        await carry_out(states.Say(AttemptMessage(AttemptId(job, round_, 10**6 + number), refusal)))
+            await carry_out(effect)
 
         def _garbled(self, message: Any, victim: str) -> secure_agg.Dealing:
             stage = self._state.phase(message.attempt.job).stage
@@ -151,7 +151,7 @@ def _rogue(orders: Path) -> Any:
                     if answer != "none":
                         opened = key if answer == "right" else bytes(32)
                         opening = opened_by(stage.seat.session, stage.seat.identity, payload, opened)
-                        self._carry_out(states.Say(AttemptMessage(event.message.attempt, opening)))
+                        await self._carry_out(states.Say(AttemptMessage(event.message.attempt, opening)))
                 case _:
                     await super()._work(event)
 

@@ -187,3 +187,14 @@ def test_the_operators_folder(tmp_path):
 def test_an_operators_address_needs_a_port():
     with pytest.raises(ValidationError):
         OperatorConfig(address="coordinator.example.org", federation=b"f" * 32)
+
+
+def test_tokens_name_the_enrolment_port_of_each_replica():
+    config = CoordinatorConfig(
+        advertise=("a.example.org", "b.example.org"),
+        enrolment_port=8440,
+        replicas=("a.example.org:7441", "b.example.org:7441", "b.example.org:9441"),
+    )
+    assert config.enrolment_address == "a.example.org:8440"
+    assert config.other_enrolment_addresses == ("b.example.org:8440",)
+    assert CoordinatorConfig(advertise=("localhost",)).other_enrolment_addresses == ()

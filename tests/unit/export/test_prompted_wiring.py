@@ -339,10 +339,10 @@ def test_jobs_on_one_backbone_fetch_it_once_and_the_last_frees_it(folder, job, m
     assert all(len(each.update.change) == 320 for each in prepared)
     assert here.asked.count(digest) == 1
     assert here.pinned() == {digest.hex()}
-    here.preparer.job_over(job.document.name)
+    asyncio.run(here.preparer.job_over(job.document.name))
     assert here.pinned() == {digest.hex()}
-    here.preparer.job_over(other.document.name)
-    here.preparer.job_over("none of ours")
+    asyncio.run(here.preparer.job_over(other.document.name))
+    asyncio.run(here.preparer.job_over("none of ours"))
     assert here.pinned() == set()
     # It is still in the cache, for the next job.
     here.prepare(other.document, 2)

@@ -817,6 +817,13 @@ LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
         16,
         lambda number: f"host-{number}:7441",
     ),
+    "JoinToken.others": (
+        JoinToken,
+        EXAMPLES[JoinToken],
+        "others",
+        7,
+        lambda number: f"host-{number}:7440",
+    ),
     "IdentityDocument.other_addresses": (
         IdentityDocument,
         {"schema": 1, "federation": HEX, "member": "north", "address": "localhost:7441"},

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tacit.authorities import Authorities
-from tacit.token import JoinToken, TokenCutOff, TokenInvalid, join_address, secret_hash, split_address
+from tacit.token import MAX_OTHERS, JoinToken, TokenCutOff, TokenInvalid, join_address, secret_hash, split_address
 from tests.support import party
 
 EXPIRES = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
@@ -219,3 +219,37 @@ def test_addresses(address, parts):
 def test_a_malformed_address_is_refused(address):
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)
+
+
+def test_a_token_names_the_other_coordinators_only_if_there_are_some(token):
+    others = ("b.example.org:7440", "[2001:db8::1]:7440")
+    made = JoinToken.create(
+        address=token.address, federation=token.federation, member="north", expires=EXPIRES, others=others
+    )
+    assert JoinToken.parse(made.format()) == made
+    assert made.addresses == (token.address, *others)
+    assert json.loads(made.canonical())["others"] == list(others)
+    assert "others" not in json.loads(token.canonical())
+    assert token.addresses == (token.address,)
+
+
+def test_a_token_with_the_longest_addresses_still_fits_where_tokens_go():
+    longest = [f"{number}{'a' * 290}.org:7440" for number in range(20)]
+    made = JoinToken.create(
+        address=longest[0], federation=b"f" * 32, member="m" * 63, expires=EXPIRES, others=longest[1:]
+    )
+    assert made.others == tuple(longest[1 : 1 + MAX_OTHERS])
+    # The longest text of a join token (docs/protocol.md).
+    assert len(made.format()) <= 4096
+
+
+@pytest.mark.parametrize(
+    "others", [["no port"], ["a:99999"], ["coordinator.example.org:7440"], ["a:1", "a:1"], ["a:1"] * 9, "a:1", [7]]
+)
+def test_a_token_with_other_addresses_that_are_none_is_refused(token, others):
+    content = json.loads(token.canonical()) | {"others": others}
+    body = base64.urlsafe_b64encode(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    text = body.rstrip(b"=").decode()
+    check = hashlib.sha256(b"tacit/join-token/check/1\x00" + text.encode()).hexdigest()[:8]
+    with pytest.raises(TokenInvalid):
+        JoinToken.parse(f"tacit1.{text}.{check}")

@@ -12,6 +12,7 @@ from coordinator.services.live import OperatorRefused
 from coordinator.storage.blobs import open_blobs
 from edge_client.downloads.backbones import BackboneMissing, Backbones, Wanted
 from edge_client.downloads.cache import BlobCache
+from edge_client.ledger.writer_thread import WriterThread
 from edge_client.session.preparation import Preparer
 from learning.backbones.layout import BackboneInvalid, layout_of
 from tests.unit.edge_client.downloads.test_backbone_sources import Coordinator, Hub
@@ -44,11 +45,14 @@ def test_it_is_fetched_once_and_may_be_deleted_once_the_job_is_over(place, cache
     assert coordinator.limits == [job.document.model.onnx.size]
     assert not cache.clear(bytes(32))
     member = object.__new__(Preparer)
-    digests, budget = {"heads": wanted.digest, "more": wanted.digest}, SimpleNamespace(job_over=lambda name: None)
+    digests, budget = (
+        {"heads": wanted.digest, "more": wanted.digest},
+        SimpleNamespace(job_over=lambda name: None, writer=WriterThread()),
+    )
     vars(member).update(_answers=None, _budget=budget, _digests=digests, _backbones=backbones)
-    member.job_over("heads")
+    asyncio.run(member.job_over("heads"))
     assert not cache.clear(bytes(32))
-    member.job_over("more")
+    asyncio.run(member.job_over("more"))
     assert cache.clear(bytes(32))
     assert opened(backbones, wanted, coordinator) is not first
     assert len(coordinator.limits) == 2

@@ -850,6 +850,13 @@ def test_every_key_of_a_policy_is_a_rule_or_listed_as_none():
     assert not {"mechanisms", "base_models", "shared_parameters"} & set(measuring)
 
 
+def test_a_backbone_is_bounded_by_default_and_one_that_nobody_can_read_is_left_to_preparation():
+    (told,) = [each for each in Policy().explain(of_words(7093)) if each.rule == "max_backbone_mib"]
+    assert (told.job, told.policy) == ("2", "16384")
+    # Its config has no model type. Preparation refuses it before it asks anybody for it.
+    Policy(max_backbone_mib=1).check_job(prompted(config={}))
+
+
 # ---- conditions that cannot be read, rules that cannot be decided -----------------------------------------------
 
 

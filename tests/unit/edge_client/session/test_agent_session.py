@@ -18,9 +18,11 @@ from structlog.testing import capture_logs
 import secure_agg
 from edge_client.downloads.cache import CertificateCache
 from edge_client.identity.renewal import RenewalFailed
+from edge_client.ledger.writer_thread import WriterThread
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.session import agent as agent_module
 from edge_client.session import link, states
+from edge_client.session.addresses import Addresses
 from edge_client.session.agent import Agent, JobsUnfinished
 from edge_client.session.journal import Memory
 from learning.mechanisms.contribution import Update, update_digest
@@ -53,9 +55,10 @@ class Serving:
 
 def agent(stub=None):
     journal = SimpleNamespace(memory=lambda: Memory({}))
-    budget = SimpleNamespace(counter=LedgerCounter(bytes(16), 1))
+    budget = SimpleNamespace(counter=LedgerCounter(bytes(16), 1), writer=WriterThread())
     made = Agent(None, None, journal, None, budget, None, None)
     made._link._stub = stub
+    vars(made._link)["_addresses"] = Addresses(["localhost:1"])
     return made
 
 
@@ -112,11 +115,11 @@ def test_a_withdrawal_after_the_attempt_began_stops_the_vector_before_it_is_char
             raise PolicyRefusal(Reason.REASON_APPROVAL_AWAITED, "withdrawn")
 
     async def run():
-        budget = SimpleNamespace(charge=lambda attempt, reserved: charged.append(attempt))
+        budget = SimpleNamespace(writer=WriterThread(), charge=lambda attempt, reserved: charged.append(attempt))
         journal = SimpleNamespace(memory=lambda: Memory({}))
         made = Agent(None, None, journal, None, budget, None, None, desk=SimpleNamespace(check=check))
         made._held[job.name] = agent_module._Held(assignment, None, None, None)
-        made._carry_out(states.MaskAndUpload(attempt, job, job.weights, 3, None))
+        await made._carry_out(states.MaskAndUpload(attempt, job, job.weights, 3, None))
         for upload in made._uploads.values():
             upload.cancel()
         return None if made._events.empty() else made._events.get_nowait()
@@ -182,7 +185,7 @@ def test_no_effect_follows_a_failed_write_of_the_journal(monkeypatch, effect):
     monkeypatch.setattr(agent_module, "transition", lambda environment, state, event: (state, next(steps)))
 
     async def run():
-        made = Agent(None, None, journal, None, SimpleNamespace(counter=None), None, None)
+        made = Agent(None, None, journal, None, SimpleNamespace(counter=None, writer=WriterThread()), None, None)
         made._link._outgoing = asyncio.Queue()
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
@@ -225,7 +228,7 @@ def test_an_attempt_whose_signature_cannot_be_recorded_is_left_at_once():
 
     async def run():
         journal = SimpleNamespace(memory=lambda: Memory({}), signed=full, ended=nothing)
-        budget = SimpleNamespace(counter=None, ended=nothing, release=nothing)
+        budget = SimpleNamespace(counter=None, writer=WriterThread(), ended=nothing, release=nothing)
         made = Agent(None, member.environment, journal, None, budget, SimpleNamespace(attempt_ended=nothing), None)
         made._state, made._link._outgoing = member.state, asyncio.Queue()
         for event in (survivors, survivors, assigned):
@@ -293,12 +296,12 @@ def test_running_out_of_memory_while_masking_is_reported():
     assignment = Assignment("a", 1, bytes(32), version, 0, 0)
     held = agent_module._Held(assignment, None, SimpleNamespace(encode=too_large), None)
     environment = SimpleNamespace(random=None)
-    budget = SimpleNamespace(counter=None, charge=lambda attempt, reserved: None)
+    budget = SimpleNamespace(counter=None, writer=WriterThread(), charge=lambda attempt, reserved: None)
 
     async def run():
         made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, None, None)
         made._held["a"] = held
-        made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
+        await made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
         await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
         return made._events.get_nowait()
 
@@ -503,7 +506,7 @@ def fetched(shelf, tmp_path, digests=tuple(BY_DIGEST)):
     async def run():
         made = agent(SimpleNamespace(FetchCertificates=shelf))
         made._fetcher._certificates = CertificateCache(tmp_path / "certificates")
-        made._carry_out(states.FetchCertificates(ATTEMPT, digests))
+        await made._carry_out(states.FetchCertificates(ATTEMPT, digests))
         async with asyncio.timeout(20):
             event = await made._events.get()
         assert not made._rosters
@@ -532,7 +535,7 @@ def test_certificates_are_fetched_in_batches_and_kept_once_verified(tmp_path):
     async def keep():
         made = agent()
         made._fetcher._certificates = CertificateCache(tmp_path / "certificates")
-        made._carry_out(states.KeepCertificates(tuple(CERTIFICATES[:-1])))
+        await made._carry_out(states.KeepCertificates(tuple(CERTIFICATES[:-1])))
         await asyncio.gather(*made._keeping)
 
     asyncio.run(keep())
@@ -630,9 +633,9 @@ def test_the_end_of_an_attempt_ends_its_fetching(tmp_path):
     async def run():
         made = agent()
         made._fetcher._certificates = CertificateCache(tmp_path / "certificates")
-        made._carry_out(states.FetchCertificates(ATTEMPT, tuple(BY_DIGEST)[:2]))
+        await made._carry_out(states.FetchCertificates(ATTEMPT, tuple(BY_DIGEST)[:2]))
         fetching = made._rosters[ATTEMPT]
-        made._carry_out(states.StopUpload(ATTEMPT))
+        await made._carry_out(states.StopUpload(ATTEMPT))
         await asyncio.gather(fetching, return_exceptions=True)
         assert fetching.cancelled()
         assert not made._rosters
@@ -713,15 +716,19 @@ def test_which_refusals_are_final():
 @pytest.mark.parametrize("finished", [Reason.REASON_JOB_FINISHED, Reason.REASON_NO_IMPROVEMENT])
 def test_run_ends_with_a_job_that_was_declined_at_once(finished):
     """A member that has sent all it may for the last version declines at once, and still ends with the job."""
-    preparer = SimpleNamespace(job_over=lambda job: None)
+
+    async def over(job):
+        pass
+
+    preparer = SimpleNamespace(job_over=over)
     observer = SimpleNamespace(job_over=lambda ended: None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
 
     async def run():
         made = Agent(None, None, journal, preparer, None, observer, None, until_finished=True)
-        made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_SECOND_SUM, "it has sent another")))
+        await made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_SECOND_SUM, "it has sent another")))
         assert not made._finished.is_set()
-        made._carry_out(states.JobOver(JobEnded("a", finished, bytes(32))))
+        await made._carry_out(states.JobOver(JobEnded("a", finished, bytes(32))))
         return made._finished.is_set()
 
     assert asyncio.run(run())
@@ -734,10 +741,12 @@ def test_until_finished_ends_with_a_sentence_if_too_many_declined():
     async def run():
         made = Agent(None, None, journal, None, None, observer, None, until_finished=True)
         made._link.run = asyncio.Event().wait  # type: ignore[assignment]
-        made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "mechanisms: none is not allowed")))
-        made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_ROUNDS_FAILING, bytes(32))))
+        await made._carry_out(
+            states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "mechanisms: none is not allowed"))
+        )
+        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_ROUNDS_FAILING, bytes(32))))
         assert not made._finished.is_set()
-        made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_MEMBERS_DECLINED, bytes(32))))
+        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_MEMBERS_DECLINED, bytes(32))))
         await made.run()
 
     with pytest.raises(

@@ -360,11 +360,11 @@ def test_a_stopped_count_ends_at_the_next_batch_and_a_second_stop_still_releases
 def test_the_file_goes_when_the_job_is_over(place):
     here = place()
     here.prepare()
-    here.preparer.job_over("other")
+    asyncio.run(here.preparer.job_over("other"))
     assert here.file.exists()
-    here.preparer.job_over("asked")
+    asyncio.run(here.preparer.job_over("asked"))
     assert not here.file.exists()
-    here.preparer.job_over("asked")
+    asyncio.run(here.preparer.job_over("asked"))
 
 
 def test_a_disk_that_does_not_take_the_answer_sends_nothing(place, monkeypatch):

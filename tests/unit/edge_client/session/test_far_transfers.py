@@ -22,6 +22,7 @@ from coordinator.services.transfers import Transfers
 from coordinator.services.turns import Turns
 from coordinator.storage import open_blobs
 from edge_client.identity.connection import open_channel
+from edge_client.identity.pace import MOST_UP, Pace
 from edge_client.session.agent import CHUNK, Agent
 from edge_client.session.journal import Memory
 from tacit import wire
@@ -76,6 +77,7 @@ class Far:
     def __init__(self, port: Port, network: BadNetwork, identity) -> None:
         self.port, self.network, self._identity = port, network, identity
         self._channel: grpc.aio.Channel | None = None
+        self.up = Pace(MOST_UP, divided=False)
 
     async def stub(self):
         if self._channel is None:

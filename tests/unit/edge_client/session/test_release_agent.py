@@ -12,6 +12,7 @@ import torch
 from edge_client.agent.own_model import _fetch
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
+from edge_client.ledger.writer_thread import WriterThread
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore
 from edge_client.session import agent as agent_module
@@ -131,7 +132,10 @@ def releaser(happened, busy=False, handled=False):
 
 
 def agent_of(happened, budget, made=None, **options):
-    preparer = SimpleNamespace(job_over=lambda job: None)
+    async def over(job):
+        pass
+
+    preparer = SimpleNamespace(job_over=over)
     observer = SimpleNamespace(job_over=lambda ended: None)
     environment = SimpleNamespace(random=None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
@@ -151,7 +155,7 @@ def test_a_model_is_kept_after_its_charge_and_before_encoding(charged):
         happened.append(("encoded",))
         raise MemoryError
 
-    budget = SimpleNamespace(counter=None, charge=charge, charged_to=lambda attempt: 7)
+    budget = SimpleNamespace(counter=None, writer=WriterThread(), charge=charge, charged_to=lambda attempt: 7)
     held = agent_module._Held(
         Assignment("stories", 1, bytes(32), version, 0, 0), None, SimpleNamespace(encode=encode), None, None, "model"
     )
@@ -159,7 +163,7 @@ def test_a_model_is_kept_after_its_charge_and_before_encoding(charged):
     async def run():
         made = agent_of(happened, budget, releaser(happened))
         made._held["stories"] = held
-        made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
+        await made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
         await asyncio.gather(*made._uploads.values(), return_exceptions=True)
 
     asyncio.run(run())
@@ -189,11 +193,11 @@ def test_the_releaser_hears_of_a_finished_job_before_run_ends(finished):
     happened = []
     made = agent_of(happened, SimpleNamespace(counter=None), releaser(happened), until_finished=True)
     made._taken = {"stories"}
-    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_ABORTED)))
+    asyncio.run(made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_ABORTED))))
     assert happened == [("aborted", "stories")]
-    made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_PAUSED)))
+    asyncio.run(made._carry_out(states.JobOver(JobEnded("stories", Reason.REASON_JOB_PAUSED))))
     assert happened == [("aborted", "stories")]
-    made._carry_out(states.JobOver(JobEnded("stories", finished)))
+    asyncio.run(made._carry_out(states.JobOver(JobEnded("stories", finished))))
     assert happened == [("aborted", "stories"), ("finished", "stories")]
     assert made._finished.is_set()
 
@@ -274,7 +278,7 @@ def test_a_start_ends_once_its_own_corpus_is_vetoed_or_waits(tmp_path, identity,
     assert not ends(here)
 
 
-def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity, monkeypatch):
+def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, monkeypatch):
     bundle = bundle_of()
     served, job = blobs_of(bundle), bundle.document
     listed = pb.OpenJobsResponse(
@@ -289,8 +293,7 @@ def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, identity
         into.write_bytes(served[digest])
 
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
-    monkeypatch.setattr("edge_client.agent.own_model.federation_pb2_grpc.FederationServiceStub", lambda channel: stub)
     monkeypatch.setattr("edge_client.agent.own_model.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
-        asyncio.run(_fetch(job.name, identity, Policy(), BlobCache(tmp_path), None))
+        asyncio.run(_fetch(job.name, Policy(), BlobCache(tmp_path), None, False, stub))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values
