@@ -141,10 +141,11 @@ def main() -> None:
     from coordinator.server import serve
     from toolkit.logs import configure
 
-    configure(load_config(options.dir).log_format)
+    config = load_config(options.dir)
+    configure(config.log_format)
     # Replaces the only part that differs.
     setattr(runtime, "JobDriver", ClearDriver)  # noqa: B010
-    asyncio.run(serve(options.dir))
+    asyncio.run(serve(options.dir, config))
 
 
 if __name__ == "__main__":
