@@ -35,6 +35,7 @@ KEYWORDS = {"shell", "allow_pickle", "trust_remote_code", "use_auth_token"}
 
 ALLOWED = {
     ("coordinator/heap.py", "ctypes.CDLL"): "mallopt and malloc_trim of the libc that is loaded already",
+    ("coordinator/workers/process.py", "ctypes.CDLL"): "prctl of the libc that is loaded already",
     ("learning/backbones/onnx_features.py", "ctypes.CDLL"): "malloc_trim of the libc that is loaded already",
     ("learning/backbones/paging.py", "ctypes.CDLL"): "madvise of the libc that is loaded already",
     ("learning/backbones/subnormals.py", "ctypes.CDLL"): "fegetenv and fesetenv of the libc that is loaded already",
