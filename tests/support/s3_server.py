@@ -272,15 +272,24 @@ def served() -> Iterator[tuple[S3Server, BadStore]]:
 
 
 def object_store(
-    url: str, folder: Path, prefix: str = "", *, cache_bytes: int = 10**9, attempts: int = 6, **more: Any
+    url: str,
+    folder: Path,
+    prefix: str = "",
+    *,
+    cache_bytes: int = 10**9,
+    attempts: int = 6,
+    shared: bool = True,
+    **more: Any,
 ) -> ObjectStore:
     """Opens the bucket at an endpoint as a store.
 
-    Stores at the same endpoint share a client, because making one costs 0.25 seconds of CPU.
+    Stores at the same endpoint share a client, because making one costs 0.25 seconds of CPU. A client keeps its
+    patience and its connections: a test of these takes one that is not `shared`.
     """
     place = place_of(f"s3://{BUCKET}/{prefix}", endpoint=url, region="us-east-1", path_style=True)
     bucket = Bucket(place, attempts=attempts)
-    bucket._fs = _clients.setdefault((url, os.environ.get("AWS_ACCESS_KEY_ID", "")), bucket._fs)
+    if shared:
+        bucket._fs = _clients.setdefault((url, os.environ.get("AWS_ACCESS_KEY_ID", "")), bucket._fs)
     return ObjectStore(bucket, folder, cache_bytes, **more)
 
 
