@@ -10,7 +10,7 @@ AUDIT := .venv-audit
 # For example `-s osv`, or `--osv-url URL` for a service of your own.
 AUDIT_OPTIONS ?=
 # Tests side by side. Real processes often wait for one another, so more of them fit.
-WORKERS ?= 2
+WORKERS ?= 3
 FEDERATIONS ?= 4
 SECONDS ?= 600
 # One thread for each training process: several share a small machine.
