@@ -7,9 +7,10 @@ at least t - c of them honest.
 
 c is the maximum number of corrupt members in any group. A group of s, drawn at random from m members of whom n_C are
 corrupt, has more than x corrupt ones with probability P[Hyp(m, n_C, s) > x]; c is the smallest x for which g times that
-is at most 2^-sigma. Assumption: the corrupt members are chosen before the draw. A coordinator that answers last can try
-2^k rosters and pick one, which costs k of the sigma bits; that is why sigma is 80. For small groups no probability is
-involved: c is then n_C or the whole group, and trying rosters gains nothing.
+is at most 2^-sigma. Assumption: the corrupt members are chosen before any honest member of the attempt chooses its
+nonce. A coordinator that answers last can try 2^k rosters and pick one, which costs k of the sigma bits; that is why
+sigma is 80. For small groups no probability is involved: c is then n_C or the whole group, and trying rosters gains
+nothing.
 
 This module does not decide how a group's sum is used, or how large a group must be for a member's policy.
 """
@@ -37,6 +38,7 @@ __all__ = [
     "find_groups",
     "find_split",
     "largest_group",
+    "likely_in_group",
     "max_corrupt",
     "whole_groups",
 ]
@@ -162,13 +164,13 @@ def find_groups(
 
     1. `check_split`: c bounds the corrupt members of every group at once, except with probability 2^-sigma.
     2. t - c >= `honest`.
-    3. No group loses more members than it can spare, except with probability 2^-correctness. This matters for progress
-       only. It assumes that members are lost independently of the draw.
+    3. No group loses more members than it can spare, except with probability 2^-correctness, and as many may be missing
+       from the roster. This matters for progress only. It assumes that members are lost independently of the draw.
 
     Args:
         n: size of the cohort.
         corrupt: n_C of the whole cohort.
-        lost: members of the whole cohort that may drop out.
+        lost: members of the whole cohort that may drop out, before the roster or after.
         honest: least h of each group.
         sigma: bits of the guarantee.
         correctness: bits of the guarantee of progress.
@@ -179,9 +181,14 @@ def find_groups(
     Raises:
         NoParameters: no number of groups is sufficient.
     """
+    if not 0 <= lost <= n:
+        raise NoParameters(f"lost counts members: 0 to {n} in a cohort of {n}, got {lost}")
     for groups in range(n // max(2, honest), 1, -1):
         try:
             graph, threshold = find_split(n, groups, corrupt, sigma=sigma)
+            if graph.absent < lost:
+                # A smaller roster may have a larger c.
+                graph, threshold = find_split(n, groups, corrupt, sigma=sigma, absent=lost)
         except NoParameters:
             continue
         # The smallest group can spare the fewest.
@@ -216,6 +223,16 @@ def max_corrupt(n: int, corrupt: int, graph: GroupedGraph) -> int:
     members = n - graph.absent
     return corrupt_in_group(
         members, min(corrupt, members), min(largest_group(n, graph.groups), members), graph.groups, graph.sigma
+    )
+
+
+def likely_in_group(n: int, corrupt: int, graph: GroupedGraph) -> int:
+    """How many of `corrupt` members one group has at most, except with probability 2^-20, for every roster that it may
+    have. Smaller than c, which bounds all groups at once with sigma bits.
+    """
+    members = n - graph.absent
+    return corrupt_in_group(
+        members, min(corrupt, members), min(largest_group(n, graph.groups), members), 1, CORRECTNESS
     )
 
 

@@ -21,7 +21,7 @@ from secure_agg import merkle
 from secure_agg.certificates import by_digest
 from secure_agg.context import RoundContext
 from secure_agg.graph import CompleteGraph, HararyGraph, ring_order, ring_seed
-from secure_agg.groups import GroupsOf, drawn
+from secure_agg.groups import GroupsOf, drawn, likely_in_group
 from secure_agg.identity import MemberId
 from secure_agg.messages import (
     Advertisement,
@@ -283,9 +283,14 @@ class Session(Names):
         return tuple(self.entries) if self.proven is None else self.proven[0]
 
     @property
-    def most_corrupt(self) -> int:
-        """Maximum number of corrupt members among `entries`: n_C or, if these are one group's, c."""
-        return self.context.assumed_corrupt if self.proven is None else self.context.corrupt_in_sum
+    def max_doubtful(self) -> int:
+        """How many members of `entries` a member accepts that it has no reason to trust: n_C or, if these are one
+        group's, what n_C of all members make likely in it (`likely_in_group`).
+        """
+        context = self.context
+        if self.proven is None or context.grouped is None:
+            return context.assumed_corrupt
+        return likely_in_group(context.cohort, context.assumed_corrupt, context.grouped)
 
     @property
     def least_groups(self) -> int:

@@ -78,7 +78,6 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         clock: Callable[[], datetime],
         count: Callable[[str], None] = lambda outcome: None,
         limit: EnrolmentLimit | None = None,
-        roster_limit: EnrolmentLimit | None = None,
         roster: RosterLog | None = None,
         ask: Callable[[Asked], Awaitable[None]] | None = None,
     ) -> None:
@@ -92,8 +91,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             member_lifetime: How long a member's certificate is valid.
             clock: Returns the current time, with its time zone.
             count: Called once per request with "granted" or the reason's word.
-            limit: How often strangers may try to enrol. Default: the limits of `EnrolmentLimit`.
-            roster_limit: How often strangers may call `FetchHead` and `Witness` together. Default: the same limits.
+            limit: How often strangers may try. Default: the limits of `EnrolmentLimit`.
             roster: The roster log, for witnesses.
             ask: Stores a request for an authority whose key is on another machine.
         """
@@ -107,8 +105,6 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self._roster = roster
         self._ask = ask or _nobody_asks
         self._limit = EnrolmentLimit(time.monotonic) if limit is None else limit
-        # Apart: a flood of one kind does not keep the other out.
-        self._roster_limit = EnrolmentLimit(time.monotonic) if roster_limit is None else roster_limit
 
     async def Enrol(  # noqa: N802  the name is the contract's
         self,
@@ -166,7 +162,6 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         """Returns the roster log's newest head and a proof to anyone: neither names anybody."""
         if self._roster is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
-        await self._permit_roster(context)
         async with come_again(context):
             return await self._roster.since(request.known)
 
@@ -174,7 +169,6 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         self, request: federation_pb2.CosignRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> federation_pb2.CosignResponse:
         """Takes a witness's signature over a head."""
-        await self._permit_roster(context)
         async with come_again(context):
             return await cosigned_or_abort(self._roster, request, context)
 
@@ -227,19 +221,13 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
             await self._ask(asked)
         await self._refuse(context, request.token_id, Reason.REASON_CERTIFICATE_AWAITED, AWAITED)
 
-    async def _permit_roster(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Each such call asks the database, and nobody gives its permit back."""
-        permit = self._roster_limit.take(peer_of(context.peer()))
-        if permit.refused_for is not None:
-            await self._refuse_often(context, permit.refused_for)
-
     async def _refuse_often(self, context: grpc.aio.ServicerContext[Any, Any], seconds: float) -> NoReturn:
         reason = Reason.REASON_ENROLMENT_TOO_FREQUENT
         self._count(word(reason))
         # A warning for each try would let a flood fill the disk. The metric counts them; this line is for debugging.
         _log.debug("enrolment_refused", reason=word(reason), peer=peer_of(context.peer()))
         wait = math.ceil(seconds)
-        sentence = f"this network sent too many requests; wait {wait} s and repeat the same command"
+        sentence = f"this network sent too many requests to enrol; wait {wait} s and repeat the same command"
         await abort_with(context, reason, sentence)
 
     async def _refuse(

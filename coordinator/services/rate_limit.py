@@ -1,10 +1,9 @@
 """Limits how often strangers may try to enrol, with token buckets per address and in total. Pure; takes a clock.
 
 Anybody who reaches the enrolment port may send requests, and each costs a signature check and a database transaction.
-So every try takes a permit first, and a granted try gives its permit back. Calls about the roster log, which anybody
-may make too, take permits of their own. Fifty machines behind one address enrol without noticing, while somebody who
-guesses gets only the refill. Nobody is blocked for longer than a bucket takes to refill: there is no ban list, and a
-flood is forgotten within a minute after it ends.
+So every try takes a permit first, and a granted try gives its permit back. Fifty machines behind one address enrol
+without noticing, while somebody who guesses gets only the refill. Nobody is blocked for longer than a bucket takes to
+refill: there is no ban list, and a flood is forgotten within a minute after it ends.
 
 Guarantees: each address makes at most `burst + seconds x rate` failing tries, and all addresses together at most the
 same of the total bucket. `addresses` bounds the memory.

@@ -43,6 +43,7 @@ log = structlog.get_logger("coordinator")
 
 # A head is signed anew after this time, although the log did not grow: members refuse heads of more than an hour.
 _SIGNED_ANEW_MS = 60_000
+_ASKED_AGAIN_SECONDS = 1.0
 
 Signer = Callable[[], tuple[rsa.RSAPrivateKey, bytes]]
 
@@ -59,6 +60,7 @@ class RosterLog:
         trust: Callable[[], Trust],
         witnesses: Collection[bytes] = (),
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts with an empty tree; call `refresh`.
 
@@ -69,6 +71,7 @@ class RosterLog:
             trust: Returns the authorities whose members may cosign.
             witnesses: The Ed25519 keys that may cosign, 32 bytes each.
             now_ms: Returns the time, in milliseconds since 1970.
+            clock: Returns monotonic seconds.
         """
         self._database = database
         self._federation = federation
@@ -76,6 +79,8 @@ class RosterLog:
         self._trust = trust
         self._witnesses = frozenset(witnesses)
         self._now_ms = now_ms
+        self._clock = clock
+        self._read_at: float | None = None
         self._tree = Tree()
         self._signed: SignedHead | None = None
         self._signing: tuple[rsa.RSAPrivateKey, bytes] | None = None
@@ -84,13 +89,18 @@ class RosterLog:
         # The journal's newest time at the start. None: not read yet.
         self._begun_ms: int | None = None
 
-    async def refresh(self) -> None:
+    async def refresh(self, max_age: float = 0.0) -> None:
         """Takes the entries that were added to the database since the last call.
+
+        Args:
+            max_age: Seconds. If the last call ended less long ago, the database is not asked.
 
         Raises:
             DatabaseUnusable: the database cannot be read.
         """
         async with self._reading:
+            if self._read_at is not None and self._clock() - self._read_at < max_age:
+                return
             known, begins = len(self._tree), self._begun_ms is None
 
             def read(s: Session) -> tuple[list[Entry], int]:
@@ -101,6 +111,7 @@ class RosterLog:
                 if begins:
                     self._begin(begun_ms)
                 self._tree.extend(entry.leaf for entry in added)
+            self._read_at = self._clock()
 
     def _begin(self, begun_ms: int) -> None:
         ahead_ms = begun_ms - self._now_ms()
@@ -157,8 +168,11 @@ class RosterLog:
         )
 
     async def since(self, known: int) -> enrolment_pb2.FetchHeadResponse:
-        """Returns the newest head, and the proof that it continues the log of `known` entries."""
-        await self.refresh()
+        """Returns a head of at most a second ago, and the proof that it continues the log of `known` entries.
+
+        Anybody may ask, so the database is asked once a second, whoever asks how often.
+        """
+        await self.refresh(_ASKED_AGAIN_SECONDS)
         head = self.head()
         with self._lock:
             size = head.head.size

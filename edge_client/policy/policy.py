@@ -98,22 +98,23 @@ class Policy(PolicyDocument):
         """
         _enforce(judge(self, rules.ATTEMPT, rules.Numbers.of(context)))
 
-    def check_roster(self, keys: Mapping[str, bytes], assumed_corrupt: int, *, own: str) -> None:
+    def check_roster(self, keys: Mapping[str, bytes], max_doubtful: int, *, own: str) -> None:
         """Checks a roster whose signatures and certificates are verified, before the member deals shares to it.
 
         With pins, n_C does not rest on trust in the authority: all members that the coordinator may have enrolled
-        itself are among the unpinned, and there are at most as many of those as the attempt withstands. Assumes that
-        the pinned members do not work with the coordinator.
+        itself are among the unpinned, and there are at most as many of those as the attempt withstands. In groups that
+        holds for the member's own group, the only one that it sees. Assumes that the pinned members do not work with
+        the coordinator.
 
         Args:
             keys: each member's public key, SubjectPublicKeyInfo in DER, as `key_of` returns it.
-            assumed_corrupt: how many of these members may be corrupt: n_C or, if they are one group's, c.
+            max_doubtful: how many of them may be unpinned: n_C or, of one group, what n_C of all make likely there.
             own: this member's name.
 
         Raises:
-            PolicyRefusal: the roster has more unpinned members than the attempt assumes corrupt.
+            PolicyRefusal: the roster has more unpinned members than that.
         """
-        _enforce(judge(self, rules.ROSTER, rules.Keys(keys, assumed_corrupt, own)))
+        _enforce(judge(self, rules.ROSTER, rules.Keys(keys, max_doubtful, own)))
 
     def check_log(self, roster: rules.Watched) -> None:
         """Checks what the roster log says about a roster, before the member deals shares to it.

@@ -665,7 +665,7 @@ ATTEMPT: tuple[Rule[Numbers], ...] = (
 @dataclass(frozen=True, slots=True)
 class Keys:
     keys: Mapping[str, bytes]
-    assumed_corrupt: int
+    max_doubtful: int
     own: str
 
 
@@ -676,10 +676,10 @@ def _peers(policy: PolicyDocument, roster: Keys) -> Finding:
         # This member needs no pin for itself; a pinned name with another key counts as unpinned.
         if name != roster.own and policy.peers.get(name) != fingerprint(key)
     )
-    says = "members of the roster without a pin for their key: {job}; the policy allows as many as the attempt assumes "
-    says += "corrupt, {policy}"
+    says = "members of the roster without a pin for their key: {job}; with the number that the attempt assumes "
+    says += "corrupt, the policy allows {policy}"
     who = f"{len(unknown)} ({listed(unknown)})" if unknown else "0"
-    return Finding(who, str(roster.assumed_corrupt), len(unknown) <= roster.assumed_corrupt, says)
+    return Finding(who, str(roster.max_doubtful), len(unknown) <= roster.max_doubtful, says)
 
 
 ROSTER: tuple[Rule[Keys], ...] = (
@@ -694,13 +694,13 @@ class Watched:
     Args:
         ages: for each member, how long this member has known its key, in days.
         witnesses: number of witnesses that have signed a head with every certificate of the roster.
-        assumed_corrupt: n_C of the attempt.
+        max_doubtful: n_C of the attempt or, of one group, what n_C of all make likely there.
         own: this member's name.
     """
 
     ages: Mapping[str, float]
     witnesses: int
-    assumed_corrupt: int
+    max_doubtful: int
     own: str
 
 
@@ -711,13 +711,11 @@ def witnesses_needed(policy: PolicyDocument) -> int:
 
 def _member_age(policy: PolicyDocument, roster: Watched) -> Finding:
     young = sorted(name for name, age in roster.ages.items() if name != roster.own and age < policy.min_member_age_days)
-    says = (
-        f"members of the roster whose keys are younger than {policy.min_member_age_days:g} days: {{job}}; the policy "
-    )
-    says += "allows as many as the attempt assumes corrupt, {policy}"
+    says = f"members of the roster whose keys are younger than {policy.min_member_age_days:g} days: {{job}}; with "
+    says += "the number that the attempt assumes corrupt, the policy allows {policy}"
     who = f"{len(young)} ({listed(young)})" if young else "0"
     advice = "`edge_client members` shows who has joined; wait, or ask the operator who they are"
-    return Finding(who, str(roster.assumed_corrupt), len(young) <= roster.assumed_corrupt, says, advice)
+    return Finding(who, str(roster.max_doubtful), len(young) <= roster.max_doubtful, says, advice)
 
 
 def _witnessed(policy: PolicyDocument, roster: Watched) -> Finding:

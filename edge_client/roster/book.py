@@ -421,7 +421,7 @@ class RosterBook:
         signed: SignedHead,
         policy: Policy,
         *,
-        assumed_corrupt: int,
+        max_doubtful: int,
         own: str,
         now: datetime,
     ) -> None:
@@ -431,7 +431,7 @@ class RosterBook:
             roster: for each member, SHA-256 of its certificate and of its public key.
             signed: the head of the attempt.
             policy: the member's policy.
-            assumed_corrupt: how many of these members may be corrupt: n_C or, if they are one group's, c.
+            max_doubtful: how many of them may be young: n_C or, of one group, what n_C of all make likely there.
             own: this member's name.
             now: the present time.
 
@@ -450,7 +450,7 @@ class RosterBook:
         ages = {name: (now.timestamp() * 1000 - self.since(name, key)) / _DAY_MS for name, (_, key) in roster.items()}
         needed = max(number for number in numbers.values() if number is not None)
         witnesses = self._witnesses(needed, policy, own, now)
-        policy.check_log(Watched(ages, witnesses, assumed_corrupt, own))
+        policy.check_log(Watched(ages, witnesses, max_doubtful, own))
 
     def _number(self, name: str, certificate: bytes, key: bytes, size: int) -> int | None:
         query = "SELECT id FROM entries WHERE certificate = ? AND key = ? AND name = ? AND id <= ? AND " + _UNREVOKED  # noqa: S608

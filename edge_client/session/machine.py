@@ -564,7 +564,7 @@ def _weaker(context: secure_agg.RoundContext, expected: secure_agg.RoundContext)
 def _check_peers(environment: Environment, session: secure_agg.Session) -> None:
     """Checks the peers that the policy pins, once every certificate of the roster is verified. Raises PolicyRefusal."""
     keys = {member: environment.key_of(certificate) for member, certificate in session.certificates.items()}
-    environment.policy.check_roster(keys, session.most_corrupt, own=environment.identity.member)
+    environment.policy.check_roster(keys, session.max_doubtful, own=environment.identity.member)
 
 
 def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) -> None:
@@ -585,7 +585,7 @@ def _check_logged(step: _Step, phase: InAttempt, session: secure_agg.Session) ->
             roster,
             opened.log_head,
             environment.policy,
-            assumed_corrupt=session.most_corrupt,
+            max_doubtful=session.max_doubtful,
             own=environment.identity.member,
             now=environment.now(),
         )

@@ -35,7 +35,7 @@ _SENTENCES: dict[str, str] = {
     "token_secret_wrong": "The join token's secret is wrong; copy the whole token or ask the operator for a new one.",
     "key_unsuitable": "The key is not RSA of 3072 to 8192 bits with exponent 65537, or did not sign the request.",
     "name_taken": "A member of that name is already enrolled; choose another name or revoke the old one.",
-    "enrolment_too_frequent": "Too many requests came from this network; wait the stated time and try again.",
+    "enrolment_too_frequent": "Too many requests to enrol came from this network; wait the stated time and try again.",
     "certificate_awaited": "The certificate waits for the authority, whose key is on another machine; ask again later.",
     "job_not_admitted": "The member does not admit this job.",
     "data_unsuitable": "The member's data does not fit the job.",

@@ -14,19 +14,22 @@ import pytest
 from secure_agg import (
     Abandoned,
     ContextInvalid,
+    Dealing,
     GroupRoster,
     Phase,
     Reason,
     Refusal,
+    advertise,
     grouped_thresholds,
     merkle,
     session,
 )
+from secure_agg.certificates import by_digest
 from secure_agg.groups import GroupsOf, corrupt_in_group, draw_groups
 from secure_agg.session import Session, grouped_root, roster_entry
 from secure_agg.transcript import Purpose, digest
-from tests.support.group_fleet import GroupFleet
-from tests.support.sum_fleet import names
+from tests.support.group_fleet import GroupFleet, grouped_context
+from tests.support.sum_fleet import SeededRandom, TestIdentity, key_of, names, verify
 
 SYBILS = frozenset({"m0", "m1", "m2"})
 VICTIM = "m9"
@@ -191,3 +194,33 @@ def test_members_dropped_after_the_draw_leave_h_honest_inputs_or_no_sum():
         assert (number in sums) == opens
         if opens:
             assert len(set(sums[number]) - {"m0"}) == fleet.context.honest == 3
+
+
+def test_members_corrupted_after_a_victims_nonce_are_beyond_the_theorem():
+    """Its assumption is needed: corrupt members are chosen before any honest nonce, not before the last one."""
+    context = grouped_context(120, 4, 30)
+    everybody = tuple(sorted(names(120)))
+    victim, silent = everybody[0], everybody[-1]
+    states, sent = {}, {}
+    for name in everybody[:-1]:
+        random = SeededRandom(name)
+        states[name], sent[name] = advertise(context, TestIdentity(name), verify, random, key_of=key_of)
+    # One honest member has not spoken. Any bytes in its place make a root, and nobody outside its group looks at them.
+    for tried in itertools.count():
+        junk = digest(Purpose.ROSTER_NODE, tried.to_bytes(4, "big"))
+        leaves = [junk if name == silent else roster_entry(sent[name]) for name in everybody]
+        tree = merkle.Tree(leaves, Purpose.ROSTER_NODE)
+        groups = draw_groups(grouped_root(everybody, tree.root), everybody, 4)
+        group = next(each for each in groups if victim in each)
+        if silent not in group:
+            break
+    # Only now the coordinator chooses whom it corrupts: n_C members, as many as fit beside the victim.
+    corrupt = set(group) - {victim}
+    assert context.corrupt_in_sum < len(corrupt) <= context.assumed_corrupt
+    paths = tuple(tree.path(everybody.index(name)) for name in group)
+    roster = GroupRoster(everybody, tuple(by_digest(sent[name]) for name in group), paths)
+    parts = [part for name in group for part in (sent[name].certificate, sent[name].keys)]
+    _, dealing = states[victim].on_roster(roster, parts)
+    assert isinstance(dealing, Dealing)
+    # The threshold promises t - c honest inputs. Here all others of the group are corrupt.
+    assert context.threshold - len(corrupt) < context.honest

@@ -80,11 +80,11 @@ def test_all_forms_of_a_roster_make_the_same_session(fleet: Proving) -> None:
     assert other.root == roster_root(other.entries.values())
 
 
-def test_of_the_members_that_it_sees_a_member_takes_n_c_of_all_or_c_of_its_group_for_corrupt() -> None:
+def test_a_member_doubts_n_c_of_all_or_as_many_as_these_make_likely_in_its_group() -> None:
     context = grouped_context(1000, 10, 100)
     whole = Session.by_digest(context, (), {}, {})
     of_group = Session.by_digest(context, (), {}, {}, (tuple(sorted(names(1000))), bytes(32)))
-    assert (whole.most_corrupt, of_group.most_corrupt) == (100, 47)
+    assert (whole.max_doubtful, of_group.max_doubtful) == (100, 26)
     assert (whole.least_groups, of_group.least_groups) == (6, 1)
 
 

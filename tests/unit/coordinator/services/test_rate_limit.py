@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import timedelta
-from typing import cast
 
 import grpc
 import grpc.aio
@@ -15,11 +14,10 @@ from hypothesis import strategies as st
 from coordinator.domain.tokens import StoredToken
 from coordinator.services.enrolment import EnrolmentServicer
 from coordinator.services.rate_limit import Allowance, EnrolmentLimit, address_of
-from coordinator.services.roster import RosterLog
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.token import JoinToken, secret_hash
-from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2
+from tacit.v1 import enrolment_pb2, enrolment_pb2_grpc
 from tests.support import party
 from tests.support.clock import Clock
 from tests.support.token_desk import MemoryTokenDesk
@@ -205,52 +203,3 @@ def test_a_flood_is_refused_unread_and_an_honest_member_soon_enrols(clock):
     assert counted == ["token_secret_wrong"] * 3 + ["key_unsuitable"] * 2 + ["enrolment_too_frequent"] * 30 + [
         "granted"
     ]
-
-
-@pytest.mark.parametrize("call", ["FetchHead", "Witness"])
-def test_a_flood_of_calls_about_the_roster_asks_the_database_as_often_as_allowed(clock, call):
-    asked = []
-
-    class Log:
-        async def since(self, known: int) -> enrolment_pb2.FetchHeadResponse:
-            asked.append("FetchHead")
-            return enrolment_pb2.FetchHeadResponse()
-
-        async def cosigned(self, message: federation_pb2.HeadCosignature, member: str = "") -> None:
-            asked.append("Witness")
-
-    servicer = EnrolmentServicer(
-        party.authority(),
-        MemoryTokenDesk(),
-        federation_address=lambda: "localhost:7441",
-        member_lifetime=timedelta(days=1),
-        clock=party.present,
-        limit=EnrolmentLimit(clock, by_address=Allowance(0, 0.1), in_all=Allowance(0, 0.1)),
-        roster_limit=limit_of(clock),
-        roster=cast(RosterLog, Log()),
-    )
-    request = enrolment_pb2.FetchHeadRequest() if call == "FetchHead" else federation_pb2.CosignRequest()
-
-    async def scenario() -> None:
-        server = grpc.aio.server()
-        enrolment_pb2_grpc.add_EnrolmentServiceServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                ask = getattr(enrolment_pb2_grpc.EnrolmentServiceStub(channel), call)
-                for _ in range(5):
-                    await ask(request)
-                for _ in range(20):
-                    with pytest.raises(grpc.aio.AioRpcError) as raised:
-                        await ask(request)
-                    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                    assert reason_of(raised.value)[0] == Reason.REASON_ENROLMENT_TOO_FREQUENT
-                assert asked == [call] * 5
-                clock.now += 2
-                await ask(request)
-        finally:
-            await server.stop(None)
-
-    asyncio.run(scenario())
-    assert asked == [call] * 6

@@ -64,7 +64,7 @@ def roster_of(*entries):
 
 
 def check(book, roster, head, policy=None, *, corrupt=1, now=NOW):
-    book.check_roster(roster, head, policy or Policy(), assumed_corrupt=corrupt, own="north", now=now)
+    book.check_roster(roster, head, policy or Policy(), max_doubtful=corrupt, own="north", now=now)
 
 
 LOG = [entry("north"), entry("east"), entry("south")]
