@@ -33,17 +33,20 @@ def test_a_flood_asks_the_database_once_a_second(database, monkeypatch):
     log = RosterLog(database, b"f" * 32, lambda: (KEY, b"certificate"), trust=lambda: None, clock=lambda: clock.now)
 
     async def flood():
-        return await asyncio.gather(*(log.since(0) for _ in range(50)))
+        found = await asyncio.gather(*(log.since(0) for _ in range(50)))
+        assert {each.head.size for each in found} == {0}
 
-    found = asyncio.run(flood())
-    assert {each.head.size for each in found} == {0}
-    assert len(asked) == 1
-    clock.now += 0.9
-    asyncio.run(flood())
-    assert len(asked) == 1
-    clock.now += 0.2
-    asyncio.run(flood())
-    assert len(asked) == 2
-    # A caller that needs the newest head gets it.
-    asyncio.run(log.refresh())
-    assert len(asked) == 3
+    async def scenario():
+        await flood()
+        assert len(asked) == 1
+        clock.now += 0.9
+        await flood()
+        assert len(asked) == 1
+        clock.now += 0.2
+        await flood()
+        assert len(asked) == 2
+        # A caller that needs the newest head gets it.
+        await log.refresh()
+        assert len(asked) == 3
+
+    asyncio.run(scenario())
