@@ -11,8 +11,9 @@ things happens to the active coordinator, in an order drawn from the seed:
 Sometimes the standby is killed instead. Before the next failure, both must run again. The figures are those of
 `benchmarks.operations.soak`, computed from the vectors that the members recorded before they masked them, and:
 
-    recovery_seconds      longest time from a failure to the next attempt that the other coordinator opens
-    late_acts             attempts and versions that a coordinator logged after it was woken or cut off for too long
+    recovery_seconds      longest time from a failure to the next attempt that is opened
+    late_acts             attempts and versions that a coordinator logged after it was woken or, if it was cut off,
+                          after the other one's first attempt
 """
 
 import asyncio
