@@ -320,9 +320,7 @@ INSTRUMENTS = (
         "Worker processes that accept members' connections; 0 if the main process does.",
         "processes",
     ),
-    Instrument(
-        "worker_starts", "counter", "Starts of a worker; each after the first follows a death.", "starts", ("worker",)
-    ),
+    Instrument("worker_starts", "counter", "Starts of a worker, tries that failed included.", "starts", ("worker",)),
     Instrument("worker_calls", "gauge", "Open calls of a worker, sessions included.", "calls", ("worker",)),
     Instrument(
         "worker_cpu_seconds",
@@ -644,6 +642,10 @@ class Metrics:
         self._of.add("worker_starts", worker=str(worker))
         self._workers.add(worker)
         self._of.set("workers", len(self._workers))
+
+    def worker_not_started(self, worker: int) -> None:
+        """Counts a try to start a worker again that failed."""
+        self._of.add("worker_starts", worker=str(worker))
 
     def worker_uses(self, worker: int, *, calls: int, cpu: float, resident: float, files: float) -> None:
         """Records what a worker uses: open calls, CPU seconds since the last report, resident bytes, open files."""

@@ -1,7 +1,7 @@
 """The ports of a coordinator, active or standing by: how they are bound, checked and described."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -13,7 +13,7 @@ from coordinator.metrics import Metrics
 from coordinator.relay.supervisor import Supervisor, listen, socket_folder
 from coordinator.services.credentials import federation_credentials, server_options
 from coordinator.workers.front import Front
-from coordinator.workers.supervisor import Workers, reserve
+from coordinator.workers.supervisor import Workers, WorkersFailed, reserve
 from toolkit.tls import speaks_tls_12
 
 __all__ = ["CannotServe", "bind", "check_free", "inside", "reflect", "refuse_tls_12", "relayed"]
@@ -74,6 +74,7 @@ async def inside(
     connections: int,
     interceptors: Sequence[grpc.aio.ServerInterceptor],  # type: ignore[type-arg]  # its stubs alone are generic
     metrics: Metrics,
+    failed: Callable[[WorkersFailed], None],
 ) -> tuple[grpc.aio.Server, int]:
     """Returns the server of members and operators, in this process or over workers, and the port that it has.
 
@@ -83,6 +84,7 @@ async def inside(
         connections: Maximum number of connections, of all workers together.
         interceptors: What every call passes.
         metrics: Where workers are counted.
+        failed: Told that no worker starts any more.
 
     Raises:
         CannotServe: the port cannot be bound.
@@ -106,6 +108,7 @@ async def inside(
         window_kib=config.upload_window_kib,
         metrics=metrics,
         log_format=config.log_format,
+        failed=failed,
     )
     return Front(interceptors, workers.run, workers.drain), workers.port
 

@@ -55,6 +55,7 @@ from coordinator.storage.ownership import Ownership, keep_marked
 from coordinator.storage.records import DatabaseTokenDesk
 from coordinator.storage.requests import ask
 from coordinator.upkeep import Upkeep
+from coordinator.workers.supervisor import WorkersFailed
 from tacit import __version__
 from tacit.authorities import Authorities
 from tacit.reason import Reason
@@ -105,6 +106,7 @@ async def start(
     held: Held | None = None,
     store: BlobStore | None = None,
     store_taken: Callable[[StoreTaken], None] = lambda _error: None,
+    workers_failed: Callable[[WorkersFailed], None] = lambda _error: None,
     make_way: Callable[[], Awaitable[None]] = _nobody_there,
 ) -> Serving:
     """Starts everything.
@@ -117,6 +119,7 @@ async def start(
         held: The lease, on PostgreSQL. The caller releases it after `stack` has stopped everything.
         store: The store, opened and tried before, which the caller closes. None: it is opened here.
         store_taken: Told that another history took the store over, after which this coordinator must end.
+        workers_failed: Told that no worker starts any more, after which this coordinator must end.
         make_way: Called before the ports are bound, to close those of a standby in the same process.
 
     Raises:
@@ -151,7 +154,9 @@ async def start(
     outside = grpc.aio.server(interceptors=interceptors, options=server_options(public=True))
     relay = await ports.relayed(config, files.enrolment, outside, enrolment_credentials(folder), metrics)
     stack.push_async_callback(relay.stop)
-    inside, federation_port = await ports.inside(folder, config, files.federation, interceptors, metrics)
+    inside, federation_port = await ports.inside(
+        folder, config, files.federation, interceptors, metrics, workers_failed
+    )
     # Port 0 took any free port, so put the bound ports into the configuration.
     config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
     upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
@@ -362,6 +367,7 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
 
     Raises:
         StoreTaken: another history of the database took the store over.
+        WorkersFailed: no worker starts any more.
         Exception: what `start` raises.
     """
     heap.frugal()
@@ -370,10 +376,10 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     folder = CoordinatorFolder(path)
-    taken: list[StoreTaken] = []
+    failures: list[StoreTaken | WorkersFailed] = []
 
-    def store_taken(error: StoreTaken) -> None:
-        taken.append(error)
+    def must_end(error: StoreTaken | WorkersFailed) -> None:
+        failures.append(error)
         stop.set()
 
     async with AsyncExitStack() as stack:
@@ -395,7 +401,8 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
             new_database=new_database,
             held=held,
             store=store,
-            store_taken=store_taken,
+            store_taken=must_end,
+            workers_failed=must_end,
             make_way=standby.aclose,
         )
         log.info(
@@ -410,5 +417,5 @@ async def serve(path: Path, config: CoordinatorConfig, *, new_database: bool = F
         await stop.wait()
         log.info("stopping")
     log.info("stopped")
-    if taken:
-        raise taken[0]
+    if failures:
+        raise failures[0]

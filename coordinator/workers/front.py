@@ -21,6 +21,8 @@ from google.protobuf.message import DecodeError
 
 from coordinator.workers.channel import Channel
 from coordinator.workers.frames import ChannelBroken, Frame, Kind, decoded, encoded
+from tacit.limits import MAX_FROM_COORDINATOR
+from toolkit.text import MAX_STATUS
 
 __all__ = ["Desk", "Front", "Methods"]
 
@@ -92,6 +94,7 @@ class _Call(grpc.aio.ServicerContext[Any, Any]):
     def __init__(self, channel: Channel, number: int, details: Mapping[str, Any], *, one: bool) -> None:
         self._channel = channel
         self._number = number
+        self._method = str(details["method"])
         self._peer = str(details["peer"])
         self._auth = {name: [str(each).encode() for each in details[name]] for name in ("peer_uri", "x509_pem_cert")}
         # The only message of a call with one comes unasked.
@@ -134,7 +137,12 @@ class _Call(grpc.aio.ServicerContext[Any, Any]):
         message = await self.read_bytes()
         if message is None:
             return _EOF
-        return message if self.parse is None else self.parse(message)
+        if self.parse is None:
+            return message
+        try:
+            return self.parse(message)
+        except DecodeError:
+            await self.abort(grpc.StatusCode.INVALID_ARGUMENT, "the message is not protobuf")
 
     async def read_bytes(self) -> bytes | None:
         """Returns the member's next message as it travelled, or None."""
@@ -159,7 +167,7 @@ class _Call(grpc.aio.ServicerContext[Any, Any]):
 
     async def write(self, message: Any) -> None:
         """Sends the member a message, and returns once gRPC has it."""
-        data = message if self.serialise is None else self.serialise(message)
+        data = await self._bounded(message)
         async with self._turn:
             if self._writing is not None:
                 # Of a write that was given up.
@@ -172,16 +180,25 @@ class _Call(grpc.aio.ServicerContext[Any, Any]):
             del data
             await asyncio.shield(self._writing)
 
-    def answer(self, message: Any) -> None:
+    async def answer(self, message: Any) -> None:
         """Sends the only answer of a call."""
-        self._channel.send(Kind.LAST, self._number, message if self.serialise is None else self.serialise(message))
+        self._channel.send(Kind.LAST, self._number, await self._bounded(message))
+
+    async def _bounded(self, message: Any) -> bytes:
+        data: bytes = message if self.serialise is None else self.serialise(message)
+        if (size := len(data)) > MAX_FROM_COORDINATOR:
+            # The worker would end at such a frame, and with it the calls of others.
+            why = f"an answer of {size} bytes is above the limit of {MAX_FROM_COORDINATOR}; report this as a bug"
+            log.error("call_failed", method=self._method, error=why)
+            await self.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        return data
 
     def end(self) -> None:
         """Ends the call with the status that was set."""
         if not self._over:
             self._over = True
             code = grpc.StatusCode.OK if self._code is None else self._code
-            status = {"code": code.value[0], "details": self._details, "metadata": self._metadata}
+            status = {"code": code.value[0], "details": self._details[:MAX_STATUS], "metadata": self._metadata}
             self._channel.send(Kind.END, self._number, encoded(status))
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
@@ -326,9 +343,6 @@ class Desk:
         except asyncio.CancelledError:
             # The member is gone, or the coordinator stops and does not wait.
             call.set_code(grpc.StatusCode.CANCELLED)
-        except DecodeError:
-            call.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-            call.set_details("the message is not protobuf")
         except Exception as error:
             # As gRPC answers.
             log.error("call_failed", method=path, worker=self._worker, error=str(error), exc_info=error)
@@ -350,7 +364,7 @@ async def _run(call: _Call, handler: Any) -> None:
     behaviour = getattr(handler, name)
     request = _Requests(call) if handler.request_streaming else await call.read()
     if not handler.response_streaming:
-        call.answer(await behaviour(request, call))
+        await call.answer(await behaviour(request, call))
     elif inspect.isasyncgenfunction(behaviour):
         answers = behaviour(request, call)
         del request

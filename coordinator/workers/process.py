@@ -106,7 +106,7 @@ class _Worker:
             f"{host}:{settings.port}", federation_credentials(CoordinatorFolder(Path(settings.folder)))
         )
         end = socket.socket(fileno=settings.channel)
-        self._channel = channel = await connect(end, FROM_MAIN, self._heard, lambda _: self._over.set())
+        self._channel = channel = await connect(end, FROM_MAIN, self._heard, self._lost)
         await server.start()
         channel.send(Kind.LISTENING, payload=encoded({"port": port, **_figures()}))
         telling = asyncio.create_task(self._tell_figures(channel))
@@ -119,6 +119,11 @@ class _Worker:
         while True:
             await asyncio.sleep(FIGURES_SECONDS)
             channel.send(Kind.FIGURES, payload=encoded(_figures()))
+
+    def _lost(self, why: str) -> None:
+        if why:
+            log.error("main_broke_protocol", detail=why)
+        self._over.set()
 
     def _heard(self, frame: Frame) -> None:
         if frame.kind is Kind.DRAIN:
@@ -135,6 +140,8 @@ class _Worker:
     async def _opened(self, method: str, context: Any) -> AsyncIterator[tuple[Channel, int, _Call]]:
         channel = self._channel
         assert channel is not None  # noqa: S101  set before the server starts
+        # Of a member that opens and gives up calls while the main process is busy, gRPC reads no more than has room.
+        await channel.room()
         self._newest += 1
         number, call = self._newest, _Call()
         self._calls[number] = call

@@ -4,7 +4,8 @@ All workers listen on one port, and the kernel gives each new connection to one 
 holds the port without listening on it, so that it stays taken while a worker restarts.
 
 A worker that dies costs its connections: members come back through another worker, as after any broken connection. A
-worker that says nothing for `SILENT_SECONDS` is killed. What it uses of the machine reaches the metrics.
+worker that says nothing for `SILENT_SECONDS` is killed. If none listens for a minute, the coordinator ends, so that its
+supervisor or another coordinator can do better. What a worker uses of the machine reaches the metrics.
 """
 
 import asyncio
@@ -27,13 +28,15 @@ from coordinator.workers.frames import FROM_WORKER, ChannelBroken, Frame, Kind, 
 from coordinator.workers.front import Desk, Methods
 from coordinator.workers.process import BEAT_SECONDS, Settings
 
-__all__ = ["SILENT_SECONDS", "Workers", "WorkersFailed", "reserve"]
+__all__ = ["ABSENT_SECONDS", "SILENT_SECONDS", "Workers", "WorkersFailed", "reserve"]
 
 log = structlog.get_logger("coordinator.workers")
 
 # A worker tells its figures every second.
 SILENT_SECONDS = 20
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
+# For so long a coordinator may be active without a port.
+ABSENT_SECONDS = 60
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # A worker that served for this long starts again at once when it dies.
 _GOOD_SECONDS = 60.0
@@ -52,7 +55,7 @@ _GRPC = "GRPC_"
 
 
 class WorkersFailed(RuntimeError):
-    """The workers did not start, or cannot work on this system."""
+    """The workers did not start, start no more, or cannot work on this system."""
 
 
 async def reserve(host: str, port: int) -> list[socket.socket]:
@@ -107,6 +110,14 @@ class _Worker:
     watching: "asyncio.Task[None] | None" = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def listens(self) -> bool:
+        """Whether it has said that it accepts connections, and is not gone."""
+        said = self.listening
+        if said is None or not said.done() or said.cancelled() or self.gone.is_set():
+            return False
+        return said.exception() is None
+
 
 class Workers:
     """The workers of one coordinator. Used from one event loop."""
@@ -124,6 +135,8 @@ class Workers:
         log_format: str = "console",
         spawned: Callable[[int, int], None] = lambda _, __: None,
         silent_seconds: int = SILENT_SECONDS,
+        absent_seconds: int = ABSENT_SECONDS,
+        failed: Callable[[WorkersFailed], None] = lambda _: None,
     ) -> None:
         """Prepares them; `run` starts them.
 
@@ -138,6 +151,8 @@ class Workers:
             log_format: Of the workers' own lines.
             spawned: Called with the number and the process id of each worker that accepts connections; for tests.
             silent_seconds: After how many seconds without a word a worker is killed.
+            absent_seconds: After how many seconds in which no worker accepts connections `failed` is called.
+            failed: Told once, after `run`, that no worker starts any more. The coordinator must then end.
         """
         self._folder = folder
         self._held = held
@@ -148,6 +163,8 @@ class Workers:
         self._log_format = log_format
         self._spawned = spawned
         self._silent_seconds = silent_seconds
+        self._absent_seconds = absent_seconds
+        self._failed = failed
         self._workers = [_Worker(number) for number in range(1, count + 1)]
         self._methods = Methods()
         self._beating: threading.Thread | None = None
@@ -309,6 +326,9 @@ class Workers:
                 log.error("worker_ended", worker=worker.number, status=status, next_start_seconds=pause)
                 worker.process = None
             await asyncio.sleep(pause)
+            if self._stopping:
+                # A stop accepts nothing more.
+                return
             pause = min(2 * pause, _LONGEST_PAUSE)
             try:
                 await self._spawn(worker)
@@ -316,20 +336,35 @@ class Workers:
                 if worker.process is not None:
                     await worker.process.wait()
                     worker.process = None
+                self._metrics.worker_not_started(worker.number)
                 log.error("worker_ended", worker=worker.number, error=str(error), next_start_seconds=pause)
 
     async def _look(self) -> None:
-        """Kills a worker that is silent. It counts looks, so a pause of this process is nobody's silence."""
+        """Kills a worker that is silent, and gives up when none listens.
+
+        It counts looks, so a pause of this process is nobody's silence.
+        """
         missed = dict.fromkeys(self._workers, 0)
+        absent = 0
         while True:
             await asyncio.sleep(1.0)
             for each in self._workers:
-                missed[each] = 0 if each.heard else missed[each] + 1
+                # One that starts says nothing yet, and has its own limit.
+                missed[each] = 0 if each.heard or not each.listens else missed[each] + 1
                 each.heard = False
-                if missed[each] >= self._silent_seconds and each.process is not None and each.channel is not None:
+                if missed[each] >= self._silent_seconds:
                     log.error("worker_silent", worker=each.number, seconds=missed[each])
                     missed[each] = 0
                     self._end(each)
+            absent = 0 if any(each.listens for each in self._workers) else absent + 1
+            if absent >= self._absent_seconds:
+                why = (
+                    f"no worker has accepted connections for {absent} seconds, so the coordinator ends; the workers' "
+                    "last lines in the log say why they do not start; workers = 1 serves without them"
+                )
+                log.error("workers_failed", detail=why)
+                self._failed(WorkersFailed(why))
+                return
 
     async def drain(self, seconds: float) -> None:
         """Lets the workers accept nothing more, gives open calls some seconds, and ends everything.

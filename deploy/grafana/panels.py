@@ -560,8 +560,8 @@ _HEALTH = Row(
         ),
         Panel(
             "Workers",
-            "Workers that accept members' connections (0: the main process does), and their starts. A start after the "
-            "first follows a death.",
+            "Workers that accept members' connections (0: the main process does), and their starts, "
+            "tries that failed included.",
             "none",
             (
                 Query(f"sum({_c('workers', job=False)})", "running"),

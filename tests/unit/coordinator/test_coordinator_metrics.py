@@ -166,6 +166,8 @@ def test_everything_that_happens_is_counted(metrics):
     assert (value("worker_calls", worker="1"), value("worker_cpu_seconds_total", worker="1")) == (2, 0.75)
     metrics.worker_ended(1)
     assert (value("workers"), value("worker_calls", worker="1")) == (0, 0)
+    metrics.worker_not_started(1)
+    assert (value("workers"), value("worker_starts_total", worker="1")) == (0, 3)
     metrics.job_ended("desk")
     assert value("members_ready", job="desk") == 0
     assert math.isnan(value("rounds_total", job="other", outcome="published", reason=""))

@@ -8,11 +8,16 @@ import socket
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.message import DecodeError
+from google.protobuf.wrappers_pb2 import UInt64Value
+from structlog.testing import capture_logs
 
 from coordinator.services.streams import EOF
 from coordinator.workers.channel import connect
 from coordinator.workers.frames import FROM_MAIN, FROM_WORKER, Frame, Kind, decoded, encoded
 from coordinator.workers.front import Desk, Methods
+from tacit.limits import MAX_FROM_COORDINATOR
+from toolkit.text import MAX_STATUS
 
 CALLER = {"peer": "ipv4:192.0.2.1:5", "peer_uri": ["tacit://f/member/north"], "x509_pem_cert": ["PEM"]}
 CONNECTIONS = 1
@@ -52,6 +57,18 @@ class Services:
     async def fail(self, request, context):
         raise RuntimeError("a bug")
 
+    async def undecodable(self, request, context):
+        raise DecodeError("of something else")
+
+    async def long_winded(self, request, context):
+        await context.abort(grpc.StatusCode.NOT_FOUND, "x" * 100_000)
+
+    async def huge(self, request, context):
+        return bytes(MAX_FROM_COORDINATOR + request[0])
+
+    async def huge_stream(self, request, context):
+        yield bytes(MAX_FROM_COORDINATOR + request[0])
+
     async def twice(self, _, context):
         """Writes one message for each that it reads, until the member has said all."""
         try:
@@ -81,6 +98,11 @@ class Services:
                 "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
                 "Refuse": grpc.unary_unary_rpc_method_handler(self.refuse),
                 "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
+                "Undecodable": grpc.unary_unary_rpc_method_handler(self.undecodable),
+                "Number": grpc.unary_unary_rpc_method_handler(self.echo, UInt64Value.FromString),
+                "LongWinded": grpc.unary_unary_rpc_method_handler(self.long_winded),
+                "Huge": grpc.unary_unary_rpc_method_handler(self.huge),
+                "HugeStream": grpc.unary_stream_rpc_method_handler(self.huge_stream),
                 "Count": grpc.unary_stream_rpc_method_handler(self.count),
                 "Twice": grpc.stream_stream_rpc_method_handler(self.twice),
                 "Patient": grpc.stream_stream_rpc_method_handler(self.patient),
@@ -153,6 +175,47 @@ async def test_a_refusal_travels_with_its_reason_and_a_bug_as_grpc_answers_one()
         wire.send(Kind.OPEN, 2, opening("Fail"))
         wire.send(Kind.SAID, 2, b"")
         assert (await wire.end_of(2))[1]["code"] == grpc.StatusCode.UNKNOWN.value[0]
+
+
+@on_a_loop
+async def test_only_a_members_own_message_is_blamed_for_not_being_protobuf():
+    async with Wire() as wire:
+        wire.send(Kind.OPEN, 1, opening("Number"))
+        wire.send(Kind.SAID, 1, b"\xff")
+        status = (await wire.end_of(1))[1]
+        assert (status["code"], status["details"]) == (3, "the message is not protobuf")
+        wire.send(Kind.OPEN, 2, opening("Undecodable"))
+        wire.send(Kind.SAID, 2, b"")
+        assert (await wire.end_of(2))[1]["code"] == grpc.StatusCode.UNKNOWN.value[0]
+
+
+@pytest.mark.parametrize("name", ["Huge", "HugeStream"])
+@on_a_loop
+async def test_an_answer_above_the_limit_ends_its_call_alone(name):
+    async with Wire() as wire:
+        wire.send(Kind.OPEN, 1, opening(name))
+        wire.send(Kind.SAID, 1, bytes([0]))
+        answer = await wire.next()
+        assert len(answer.payload) == MAX_FROM_COORDINATOR
+        wire.send(Kind.OPEN, 2, opening(name))
+        with capture_logs() as lines:
+            wire.send(Kind.SAID, 2, bytes([1]))
+            if answer.kind is Kind.LAST:
+                assert (await wire.next()).kind is Kind.END
+            answers, status = await wire.end_of(2)
+        assert answers == []
+        assert status["code"] == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        assert str(MAX_FROM_COORDINATOR + 1) in status["details"]
+        assert [(line["event"], line["method"]) for line in lines] == [("call_failed", f"/x/{name}")]
+
+
+@on_a_loop
+async def test_a_long_status_is_cut():
+    async with Wire() as wire:
+        wire.send(Kind.OPEN, 1, opening("LongWinded"))
+        wire.send(Kind.SAID, 1, b"")
+        status = (await wire.end_of(1))[1]
+        assert (status["code"], status["details"]) == (grpc.StatusCode.NOT_FOUND.value[0], "x" * MAX_STATUS)
 
 
 @on_a_loop

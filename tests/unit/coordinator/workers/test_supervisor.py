@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import grpc.aio
 import psutil
 import pytest
 
-from coordinator.config import load_operator
+from coordinator.config import CoordinatorFolder, load_operator
 from coordinator.metrics import Metrics
 from coordinator.services.streams import EOF
 from coordinator.workers.front import Front
@@ -227,6 +228,90 @@ async def test_a_worker_that_hangs_is_killed(folder):
             await behind.started.wait()
         assert behind.pids[2] != first
         assert not psutil.pid_exists(first)
+
+
+@on_a_loop
+async def test_calls_that_are_given_up_while_the_main_process_is_busy_wait_with_their_member(folder):
+    async with Behind(folder) as behind:
+
+        async def flood():
+            message = os.urandom(1024 * 1024)
+            async with behind.channel() as channel:
+                await channel.channel_ready()
+                for _ in range(25):
+                    calls = [channel.unary_unary("/x/Shown")(message) for _ in range(16)]
+                    # What a member sends in this time has arrived in a worker, or waits on the line.
+                    await asyncio.sleep(0.15)
+                    for call in calls:
+                        call.cancel()
+
+        def resident():
+            return max(psutil.Process(pid).memory_info().rss for pid in behind.pids.values())
+
+        flooding = threading.Thread(target=lambda: asyncio.run(flood()))
+        before = most = resident()
+        flooding.start()
+        while flooding.is_alive():
+            # The event loop stands still.
+            flooding.join(0.2)
+            most = max(most, resident())
+        assert most - before < 150 * 1024 * 1024
+
+
+@on_a_loop
+async def test_a_worker_that_takes_long_to_start_is_not_taken_for_silent(folder, monkeypatch):
+    start = asyncio.create_subprocess_exec
+
+    async def slowly(program, *words, **more):
+        code = "import runpy, time; time.sleep(4); runpy.run_module('coordinator.workers', run_name='__main__')"
+        return await start(program, "-P", "-c", code, words[-1], **more)
+
+    async with Behind(folder, silent_seconds=2) as behind:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+        behind.started.clear()
+        os.kill(behind.pids[1], signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE):
+            await behind.started.wait()
+        # At the first try.
+        assert behind.metrics.value("worker_starts_total", worker="1") == 2
+        monkeypatch.undo()
+
+
+@on_a_loop
+async def test_a_worker_that_died_before_a_stop_does_not_start_during_it(folder):
+    async with Behind(folder) as behind, behind.streams(8) as calls:
+        await behind.until(lambda: min(behind.calls()) > 0)
+        behind.started.clear()
+        lost = behind.metrics.value("worker_calls", worker="1")
+        os.kill(behind.pids[1], signal.SIGKILL)
+        await behind.until(lambda: behind.metrics.value("workers") == COUNT - 1)
+        # The pause before its next start has begun; open calls of the other keep the stop from its end.
+        stopping = asyncio.create_task(behind.server.stop(6.0))
+        await asyncio.wait({stopping}, timeout=5.0)
+        assert 0 < lost < len(calls)
+        assert not stopping.done()
+        assert not behind.started.is_set()
+        await stopping
+
+
+@on_a_loop
+async def test_workers_that_start_no_more_are_counted_and_end_the_coordinator(folder):
+    key = CoordinatorFolder(folder).server_key
+    good, failures = key.read_bytes(), []
+    async with Behind(folder, absent_seconds=6, failed=failures.append) as behind:
+        try:
+            key.write_bytes(b"no key")
+            os.kill(behind.pids[1], signal.SIGKILL)
+            await behind.until(lambda: behind.metrics.value("worker_starts_total", worker="1") >= 3)
+            # The other still serves.
+            assert failures == []
+            os.kill(behind.pids[2], signal.SIGKILL)
+            await behind.until(lambda: failures)
+            assert "no worker has accepted connections for 6 seconds" in str(failures[0])
+            assert isinstance(failures[0], WorkersFailed)
+            assert behind.metrics.value("workers") == 0
+        finally:
+            key.write_bytes(good)
 
 
 @on_a_loop
