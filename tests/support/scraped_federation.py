@@ -8,6 +8,7 @@ deploy/prometheus.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -160,6 +161,11 @@ def scraped_federation(folder: Path, *, plain: int) -> Iterator[Watched]:
     block.
     """
     with running_federation(folder) as federation:
+        # Workers have panels, too.
+        federation.coordinator.stop()
+        settings = federation.dir / "coordinator.toml"
+        settings.write_text(re.sub("(?m)^(# ?)?workers = 1$", "workers = 2", settings.read_text()))
+        federation.serve()
         federation.enrol(*STEADY, UNLUCKY, policy=_POLICY + _MEASURES)
         federation.enrol(FRUGAL, policy=_POLICY + "epsilon = 1.6\n")
         (member_port,) = free_ports(1)
