@@ -99,12 +99,13 @@ def _leak() -> None:
     """
     import secure_agg
     from edge_client.agent.watching import LogWatcher
-    from edge_client.session import agent, fetching
+    from edge_client.identity.pace import Pace
+    from edge_client.session import agent
     from tacit import messages, wire
 
     texts: list[str] = []
     last_loss = [0.0]
-    fetch, mask, to_coordinator = fetching.fetch_blob, agent.Agent._mask, wire.to_coordinator  # type: ignore[attr-defined]
+    fetch, mask, to_coordinator = Pace.fetching, agent.Agent._mask, wire.to_coordinator
     begin, training = agent.Agent.__init__, LogWatcher.training
 
     def leaky_begin(self, identity, environment, journal, preparer, *more, **others):
@@ -112,8 +113,8 @@ def _leak() -> None:
         texts[:] = [example.text for example in preparer._examples[:4]]
         self._process = texts[3].encode()[:16]
 
-    async def leaky_fetch(method, *of, **more):
-        return await fetch(lambda request: method(request, metadata=[("note", texts[1].encode().hex())]), *of, **more)
+    def leaky_fetch(self, method):
+        return fetch(self, lambda request: method(request, metadata=[("note", texts[1].encode().hex())]))
 
     def leaky_to_coordinator(message):
         encoded = to_coordinator(message)
@@ -145,7 +146,7 @@ def _leak() -> None:
 
     agent.Agent.__init__ = leaky_begin
     agent.Agent._mask = leaky_mask
-    fetching.fetch_blob = leaky_fetch  # type: ignore[attr-defined]
+    Pace.fetching = leaky_fetch
     LogWatcher.training = noted_training
     wire.to_coordinator = leaky_to_coordinator
 
