@@ -27,7 +27,7 @@ from cryptography.x509.oid import NameOID
 from edge_client.identity.connection import channel_options, exit_code_of, explain
 from edge_client.identity.handshake import HandshakeFailed, find_root, shake_hands, verify_server
 from edge_client.identity.home import Home, HomeUnusable, IdentityDocument, IdentityFolder, MemberIdentity
-from edge_client.identity.reaching import elsewhere
+from edge_client.identity.reaching import elsewhere, unproven, warn_of
 from edge_client.identity.renewal import asked_authorities
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
@@ -123,18 +123,24 @@ async def _redeemed(
     Each address must prove itself like the first one. Repeating the request elsewhere changes nothing: the token is
     bound to the first key that redeems it, and that is the same key.
     """
-    sentences = []
+    sentences, strangers = [], []
     for where in token.addresses:
         try:
             authorities = await _recognise(token, where, now, limit)
             key = await asyncio.to_thread(_key, pending)
-            return authorities, key, *await _ask(token, where, key, authorities.trust, now, limit)
+            answer = await _ask(token, where, key, authorities.trust, now, limit)
         except EnrolmentFailed as failure:
-            unanswered = failure.reason is None and failure.code is ExitCode.UNREACHABLE
-            if not unanswered and (failure.reason is None or not elsewhere(failure.reason)):
+            cause = failure.__cause__
+            answered = failure.reason is None and failure.code is not ExitCode.UNREACHABLE
+            if answered or not elsewhere(failure.reason, cause):
                 raise
             sentences.append(failure.sentence)
             last = failure
+            if failure.reason is None and unproven(cause):
+                strangers.append((where, failure.sentence))
+        else:
+            warn_of(strangers)
+            return authorities, key, *answer
     if len(sentences) == 1:
         raise last
     said = f"none of the token's {len(sentences)} addresses enrols this machine now: {'; '.join(sentences)}"

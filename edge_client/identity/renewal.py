@@ -39,7 +39,7 @@ from cryptography.x509.oid import NameOID
 from edge_client.identity.connection import channel_options, exit_code_of, explain, open_channel
 from edge_client.identity.handshake import ClientKey, HandshakeFailed, shake_hands
 from edge_client.identity.home import Home, HomeUnusable, MemberIdentity
-from edge_client.identity.reaching import elsewhere
+from edge_client.identity.reaching import elsewhere, unproven, warn_of
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.guard import guarded
@@ -170,15 +170,23 @@ async def renew_now(
         RenewalFailed: As for `renew`.
     """
     addresses = identity.addresses if address is None else (address,)
-    for where in addresses[:-1]:
+    strangers: list[tuple[str, str]] = []
+    for where in addresses:
         try:
-            return await _renewed_at(identity, where, another_key)
+            renewed = await _renewed_at(identity, where, another_key)
         except RenewalFailed as failure:
-            unanswered = failure.reason is None and failure.code is ExitCode.UNREACHABLE
-            if not unanswered and (failure.reason is None or not elsewhere(failure.reason)):
+            cause = failure.__cause__
+            answered = failure.reason is None and failure.code is not ExitCode.UNREACHABLE
+            if answered or not elsewhere(failure.reason, cause):
                 raise
+            if unproven(cause):
+                strangers.append((where, failure.sentence))
+            last = failure
             log.info("renewal_tries_next_address", address=where, error=failure.sentence)
-    return await _renewed_at(identity, addresses[-1], another_key)
+        else:
+            warn_of(strangers)
+            return renewed
+    raise last
 
 
 async def _renewed_at(identity: MemberIdentity, address: str, another_key: bool) -> MemberIdentity:

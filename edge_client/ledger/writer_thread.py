@@ -31,18 +31,19 @@ class WriterThread:
     async def run(self, call: Callable[P, T], *of: P.args, **named: P.kwargs) -> T:
         """Runs a call in the thread and returns its result, or raises its error."""
         done = asyncio.wrap_future(self._thread.submit(call, *of, **named))
-        cancelled = False
+        cancelled = 0
         task = asyncio.current_task()
         while not done.done():
             try:
                 await asyncio.wait([done])
             except asyncio.CancelledError:
-                cancelled = True
+                cancelled += 1
                 if task is not None:
                     task.uncancel()
-        if cancelled and task is not None:
-            # Where it waits next.
-            task.cancel()
+        if task is not None:
+            # It takes effect where the task waits next. A deadline counts them: it takes back only its own.
+            for _ in range(cancelled):
+                task.cancel()
         return done.result()
 
     def close(self) -> None:

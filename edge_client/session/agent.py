@@ -344,11 +344,13 @@ class Agent:
             for task in done:
                 task.result()
         finally:
-            tasks += [*self._preparing.values(), *self._uploads.values()]
-            tasks += [*self._rosters.values(), *self._keeping]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # An effect that is under way ends first, and may begin a task: a charge, an upload.
+            while tasks:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                begun = (*self._preparing.values(), *self._uploads.values(), *self._rosters.values(), *self._keeping)
+                tasks = [task for task in begun if not task.done()]
         if self._abandoned:
             raise JobsUnfinished(" ".join(self._unfinished(job) for job in sorted(self._abandoned)))
 
@@ -632,12 +634,21 @@ class Agent:
             # The writer's thread completes a call before a cancellation takes effect, which is here.
             await asyncio.sleep(0)
         except BaseException as error:
-            await write(self._budget.release, preparation.reserved, "the update was not held")
-            if preparation.staged is not None:
-                self._keeper.discard(assignment.job, preparation.staged)
-            if not isinstance(error, secure_agg.EncodingInvalid):
+            try:
+                await write(self._budget.release, preparation.reserved, "the update was not held")
+                if preparation.staged is not None:
+                    self._keeper.discard(assignment.job, preparation.staged)
+            except Exception as failing:
+                # The next start gives the reservation back.
+                log.error("preparation_failed", job=assignment.job, error=str(failing), exc_info=failing)
+            if not isinstance(error, Exception):
                 raise
-            detail = "training ended with values that are not finite; a smaller learning rate may help"
+            if isinstance(error, secure_agg.EncodingInvalid):
+                detail = "training ended with values that are not finite; a smaller learning rate may help"
+            else:
+                # Nobody awaits this task, so it must report its own errors.
+                log.error("preparation_failed", job=assignment.job, error=str(error), exc_info=error)
+                detail = f"preparing failed ({type(error).__name__}); the member's own log says why"
             self._events.put_nowait(m.PreparationFailed(assignment, Reason.REASON_TRAINING_FAILED, detail))
             return
         # Nothing is awaited from here to the event: no update is held that the state machine never hears of.
@@ -815,8 +826,15 @@ class Agent:
             ):
                 self._events.put_nowait(m.MaskingFailed(attempt, status.reason, status.detail))
                 return
+            if status.received > len(packed):
+                detail = f"the coordinator says that {status.received} bytes of a vector of {len(packed)} arrived"
+                self._events.put_nowait(m.MaskingFailed(attempt, Reason.REASON_MESSAGE_MALFORMED, detail))
+                return
             # A call that ended early, or was replaced, says how much arrived, and the next one goes on from there.
-            received = status.received
+            before, received = received, status.received
+            if before is not None and received <= before:
+                # However quickly a coordinator answers, this one is not asked without end.
+                await self._link.pause_after_failure(stub)
 
     async def _parts(
         self,

@@ -179,6 +179,7 @@ class Journal:
 
     def joined(self, attempt: AttemptId, version: bytes, document: bytes) -> None:
         """Records that the member joins an attempt. Raises sqlite3.IntegrityError if it joined before."""
+        self._flushes()
         self._connection.execute(
             "INSERT INTO attempts (federation, job, round, attempt, version, document, joined_ms) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -195,6 +196,7 @@ class Journal:
         Raises:
             sqlite3.IntegrityError: A vector was recorded for this attempt before.
         """
+        self._flushes()
         self._update("opened_ms = ?, update_digest = ?", (_now_ms(), update), attempt, once="opened_ms")
 
     def signed(self, attempt: AttemptId, survivors: Iterable[str], staged: str | None = None) -> None:
@@ -203,6 +205,7 @@ class Journal:
         Raises:
             sqlite3.IntegrityError: The member signed a U3 in this attempt before.
         """
+        self._flushes()
         self._update("survivors = ?, staged = ?", (json.dumps(sorted(survivors)), staged), attempt, once="survivors")
 
     def ended(self, attempt: AttemptId, outcome: str, result: bytes) -> None:
@@ -215,11 +218,15 @@ class Journal:
         try:
             self._update("ended_ms = ?, outcome = ?, result = ?", (_now_ms(), outcome, result or None), attempt)
         finally:
-            self._connection.execute("PRAGMA synchronous = FULL")
+            self._flushes()
 
     def close(self) -> None:
         """Closes the file."""
         self._connection.close()
+
+    def _flushes(self) -> None:
+        """Lets each write reach the disk before it returns, whatever became of the level after the last one."""
+        self._connection.execute("PRAGMA synchronous = FULL")
 
     def _update(self, assignment: str, values: tuple[object, ...], attempt: AttemptId, *, once: str = "") -> None:
         """Changes the row of an attempt. The column `once`, if given, must still be empty."""

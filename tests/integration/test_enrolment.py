@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from structlog.testing import capture_logs
 
 from coordinator.config import CoordinatorFolder
 from coordinator.domain.tokens import StoredToken
@@ -890,11 +891,13 @@ def test_a_server_of_another_federation_hears_no_secret_at_any_address(tmp_path,
         async with _beside(coordinator, 1, authority=foreign, folder=folder) as (other,):
             token = coordinator.invite(at=[*_at(other, coordinator)])
             identity = await enrol(home, token.format(), now=party.present())
-            return identity, other.servicer.requests
+            return identity, other.servicer.requests, _at(other)
 
-    identity, heard = _run(coordinator, scenario)
+    with capture_logs() as logs:
+        identity, heard, (address,) = _run(coordinator, scenario)
     assert identity.member == "north"
     assert heard == []
+    assert [line["address"] for line in logs if line["event"] == "address_unproven"] == [address]
 
 
 def test_a_refusal_at_one_address_is_final(coordinator, home):

@@ -1,6 +1,6 @@
 """A member with several addresses behind a slow line: no transfer holds up the pings that notice a hanging coordinator.
 
-Such a member sends a ping every three seconds and waits four for the answer. The vector and the version take far longer
+Such a member sends a ping every two seconds and waits four for the answer. The vector and the version take far longer
 than that, and all bytes of the member share one line.
 """
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 
+import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.services.credentials import load_root
 from edge_client.identity.doctor import Status, examine, exit_code
@@ -28,6 +30,8 @@ class Coordinator(FederationPort):
         self.renewals = 0
 
     async def Renew(self, request, context):  # noqa: N802
+        if isinstance(self.refuse, grpc.StatusCode):
+            await context.abort(self.refuse, "says gRPC, or a proxy")
         if self.refuse is not None:
             await abort_with(context, self.refuse, f"port {self.port} refuses")
         self.renewals += 1
@@ -155,3 +159,53 @@ def test_an_address_that_fails_is_a_failure_if_no_other_serves(tmp_path, folder)
     found, code = examined(tmp_path, folder, ["away", STANDS_BY])
     assert found == [[Status.FAIL, Status.SKIP], [Status.OK, Status.FAIL]]
     assert code is ExitCode.UNREACHABLE
+
+
+async def renewed(stub):
+    return await stub.Renew(pb.RenewRequest(), timeout=20)
+
+
+_CODES = ["UNKNOWN", "INTERNAL", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED"]
+
+
+@pytest.mark.parametrize("code", _CODES)
+def test_an_answer_without_a_reason_ends_a_call_too(tmp_path, folder, code):
+    async def work(identity, coordinators):
+        with pytest.raises(CallFailed):
+            await call_any(identity, renewed)
+        with pytest.raises(RenewalFailed):
+            await renew_now(identity)
+        return coordinators[1].renewals
+
+    assert with_coordinators(tmp_path, folder, [grpc.StatusCode[code], None], work) == 0
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
+def test_what_only_the_transport_says_sends_a_call_on(tmp_path, folder, code):
+    async def work(identity, coordinators):
+        await call_any(identity, renewed)
+        with pytest.raises(RenewalFailed, match="there is none"):
+            await renew_now(identity)
+        return coordinators[1].renewals
+
+    assert with_coordinators(tmp_path, folder, [grpc.StatusCode[code], None], work) == 2
+
+
+def test_an_unknown_server_is_warned_of_if_a_later_address_serves(tmp_path, folder):
+    foreign = party.coordinator_folder(tmp_path / "foreign", of=party.authority(1))
+
+    async def run():
+        stranger, own = Coordinator(foreign), Coordinator(folder)
+        async with serving(foreign, stranger), serving(folder, own):
+            addresses = [f"localhost:{each.port}" for each in (stranger, own)]
+            identity = party.member(tmp_path / "home", addresses[0]).at(addresses)
+            await call_any(identity, renewed)
+            with pytest.raises(RenewalFailed, match="there is none"):
+                await renew_now(identity)
+        return addresses[0], stranger.renewals, own.renewals
+
+    with capture_logs() as logs:
+        address, at_stranger, at_own = asyncio.run(run())
+    assert (at_stranger, at_own) == (0, 2)
+    warned = [line["address"] for line in logs if line["event"] == "address_unproven"]
+    assert warned == [address]

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 import secure_agg
 from coordinator.services.credentials import load_root
+from edge_client.identity.pace import MOST_UP, Pace
 from edge_client.session import agent as agent_module
 from edge_client.session.agent import Agent
 from edge_client.session.fetching import Fetcher
@@ -20,6 +21,7 @@ from tacit import blobs, wire
 from tacit.attempt import AttemptId
 from tacit.messages import Hello, Welcome
 from tacit.protocol import PROTOCOL_VERSION
+from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
@@ -125,3 +127,38 @@ def test_an_upload_that_stalls_is_asked_about_and_goes_on_at_the_next_address(tm
     assert bytes(second.taken) == DATA
     assert (first.sessions, second.sessions) == (1, 1)
     assert "upload_stalled" in events
+
+
+@pytest.mark.parametrize("received", [1000, 5000])
+def test_a_coordinator_that_answers_at_once_and_takes_nothing_is_not_asked_without_end(received, monkeypatch):
+    """It says that all arrived and does not say that it is complete; or that more arrived than there is."""
+    calls, pauses = [], []
+    monkeypatch.setattr(wire, "masked_input_to_pb", lambda message: pb.MaskedInput())
+
+    class Stub:
+        async def UploadMasked(self, parts):  # noqa: N802
+            calls.append([part async for part in parts])
+            assert len(calls) < 50
+            return pb.MaskedUploadReceipt(received=received)
+
+    async def stub():
+        return Stub()
+
+    async def pause(_):
+        pauses.append(len(calls))
+        if len(pauses) == 3:
+            raise EOFError
+
+    async def run():
+        agent = Agent(None, None, SimpleNamespace(memory=lambda: Memory({})), None, None, None, None)
+        link = SimpleNamespace(stub=stub, up=Pace(MOST_UP), pause_after_failure=pause)
+        vars(agent).update(_link=link, _observer=SimpleNamespace(uploading=lambda *_: None))
+        with contextlib.suppress(EOFError):
+            await agent._upload(ATTEMPT, memoryview(bytes(1000)), None)
+        return agent._events
+
+    events = asyncio.run(run())
+    if received > 1000:
+        assert (len(calls), pauses, events.get_nowait().reason) == (1, [], Reason.REASON_MESSAGE_MALFORMED)
+    else:
+        assert (len(calls), pauses, events.empty()) == (4, [2, 3, 4], True)

@@ -279,6 +279,83 @@ def test_a_deadline_around_a_call_strikes_once_the_call_has_ended():
     asyncio.run(run())
 
 
+def test_a_cancellation_and_a_deadline_during_one_call_both_strike():
+    go, went = threading.Event(), []
+
+    async def works(writer):
+        async with asyncio.timeout(0.05):
+            went.append(await writer.run(go.wait, SECONDS))
+            await asyncio.sleep(SECONDS)
+
+    async def run():
+        with WriterThread() as writer:
+            task = asyncio.create_task(works(writer))
+            await asyncio.sleep(0)
+            task.cancel()
+            asyncio.get_running_loop().call_later(0.2, go.set)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(run())
+    assert went == [True]
+
+
+def test_an_agent_that_stops_in_a_charge_leaves_no_upload(budget, monkeypatch):
+    def encode(*_):
+        raise MemoryError
+
+    update = Update(np.zeros(4, np.float32), 10, 1.0, 5, 10)
+    held = agent_module._Held(ASSIGNMENT, update, SimpleNamespace(encode=encode), reserve(budget))
+    disk = SlowDisk(budget)
+    effect = states.MaskAndUpload(ATTEMPT, DOCUMENT, ASSIGNMENT.version, 3, None)
+    monkeypatch.setattr(agent_module, "transition", lambda environment, state, event: (state, (effect,)))
+
+    async def run():
+        made = agent_of(budget)
+        made._link = SimpleNamespace(run=asyncio.Event().wait)
+        made._held["questions"] = held
+        made._events.put_nowait(states.Masked(ATTEMPT, None))
+        running = asyncio.create_task(made.run())
+        await reached(disk.reached)
+        running.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        disk.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return [task.cancelled() for task in made._uploads.values()]
+
+    # A thread may have begun to encode. Nothing is sent of it.
+    assert asyncio.run(run()) == [True]
+    assert budget._ledger.reservation(held.reserved.reservation).charged
+
+
+@pytest.mark.parametrize("releases", [True, False])
+def test_an_update_that_cannot_be_reported_is_a_failed_preparation(budget, monkeypatch, releases):
+    reserved = reserve(budget)
+
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    async def prepare(assignment, fetch):
+        return SimpleNamespace(job=DOCUMENT, update=None, reserved=reserved, staged=None, protection=None, model=None)
+
+    if not releases:
+        monkeypatch.setattr(budget, "release", fails)
+
+    async def run():
+        made = agent_of(budget, desk=SimpleNamespace(standing=fails))
+        made._preparer = SimpleNamespace(prepare=prepare)
+        made._observer = SimpleNamespace(privacy=lambda figures: None)
+        await made._prepare(ASSIGNMENT)
+        return made._held, made._events.get_nowait()
+
+    held, event = asyncio.run(run())
+    assert (held, type(event), event.reason) == ({}, states.PreparationFailed, Reason.REASON_TRAINING_FAILED)
+    assert "OSError" in event.detail
+    assert (budget._ledger.reservation(reserved.reservation).released is not None) == releases
+
+
 _CHARGES = """
 import asyncio, os, signal, sys
 from pathlib import Path
@@ -361,4 +438,10 @@ def test_the_end_of_an_attempt_waits_for_no_flush_and_every_other_record_of_the_
     with pytest.raises(sqlite3.IntegrityError):
         journal.ended(AttemptId("questions", 1, 3), "published", b"")
     assert journal._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    # Whatever left the level low.
+    for number, what in ((2, "opened"), (2, "signed"), (4, "joined")):
+        journal._connection.execute("PRAGMA synchronous = NORMAL")
+        arguments = {"opened": (), "signed": (["north"],), "joined": (bytes(32), bytes(32))}[what]
+        getattr(journal, what)(AttemptId("questions", 1, number), *arguments)
+        assert journal._connection.execute("PRAGMA synchronous").fetchone() == (2,)
     journal.close()
