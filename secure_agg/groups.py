@@ -181,8 +181,11 @@ def find_groups(
     Raises:
         NoParameters: no number of groups is sufficient.
     """
-    if not 0 <= lost <= n:
-        raise NoParameters(f"lost counts members: 0 to {n} in a cohort of {n}, got {lost}")
+    if not 4 <= n <= MAX_GROUPED_COHORT:
+        raise NoParameters(f"4 to {MAX_GROUPED_COHORT} members can be split into groups, not {n}")
+    for name, count in (("corrupt", corrupt), ("lost", lost)):
+        if not 0 <= count < n:
+            raise NoParameters(f"{name} counts members: 0 to {n - 1} in a cohort of {n}, got {count}")
     for groups in range(n // max(2, honest), 1, -1):
         try:
             graph, threshold = find_split(n, groups, corrupt, sigma=sigma)

@@ -199,6 +199,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--seed", type=int, default=SEED)
     chosen = options.parse_args()
+    if chosen.rounds < 1:
+        options.error("--rounds: at least 1")
     results = open_results(BENCH, quick=chosen.quick)
     case = {"replicas": len(NAMES), "database": "postgresql", "store": "s3", "members": MEMBERS}
     if not results.done(case, chosen.seed):

@@ -284,6 +284,8 @@ def main() -> None:
     in_round = chosen.members or (QUICK_MEMBERS if chosen.quick else MEMBERS)
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
     few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
+    if min(chosen.workers) < 1:
+        options.error("--workers counts processes: at least 1")
     coordinators = [Served(count) for count in chosen.workers]
     if chosen.beside is not None:
         coordinators.append(Served(1, chosen.beside.resolve()))

@@ -24,7 +24,7 @@ import structlog
 
 from coordinator.relay.process import BACKLOG, Settings
 
-__all__ = ["RelayFailed", "Supervisor", "listen", "socket_folder"]
+__all__ = ["RelayFailed", "Supervisor", "bare_environment", "listen", "socket_folder"]
 
 log = structlog.get_logger("coordinator.relay")
 
@@ -37,6 +37,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # Seconds within which a relay whose parent was killed releases the port.
 _PORT_SECONDS = 2.0
 _LOG_SECONDS = 60.0
+# What Python needs to start. No passphrase and no address of a database.
 _ENVIRONMENT = (
     "PATH",
     "PYTHONPATH",
@@ -54,6 +55,15 @@ _REFUSALS = ("network_full", "all_full", "displaced", "not_tls", "hello_late", "
 
 class RelayFailed(RuntimeError):
     """The relay did not start."""
+
+
+def bare_environment(prefix: str | None = None) -> dict[str, str]:
+    """Returns the part of the environment that a child process needs, and what begins with `prefix`. No secret."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT or (prefix is not None and name.startswith(prefix))
+    }
 
 
 async def listen(host: str, port: int) -> list[socket.socket]:
@@ -167,7 +177,7 @@ class Supervisor:
         self._watching = asyncio.create_task(self._watch())
 
     async def _spawn(self) -> None:
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment = bare_environment()
         try:
             # -P prevents imports from the folder in which the coordinator was started.
             self._process = process = await asyncio.create_subprocess_exec(

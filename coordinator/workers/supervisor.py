@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from coordinator.metrics import Metrics
-from coordinator.relay.supervisor import listen
+from coordinator.relay.supervisor import bare_environment, listen
 from coordinator.workers.channel import Channel, connect
 from coordinator.workers.frames import FROM_WORKER, ChannelBroken, Frame, Kind, decoded, encoded
 from coordinator.workers.front import Desk, Methods
@@ -40,18 +40,6 @@ ABSENT_SECONDS = 60
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # A worker that served for this long starts again at once when it dies.
 _GOOD_SECONDS = 60.0
-# What Python needs to start, and what gRPC may be told. No passphrase and no address of a database.
-_ENVIRONMENT = (
-    "PATH",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "PYTHONDONTWRITEBYTECODE",
-    "LD_LIBRARY_PATH",
-    "LANG",
-    "LC_ALL",
-    "TZ",
-)
-_GRPC = "GRPC_"
 
 
 class WorkersFailed(RuntimeError):
@@ -227,9 +215,8 @@ class Workers:
             methods=self._methods.kinds(),
             log_format=self._log_format,
         )
-        environment = {
-            name: value for name, value in os.environ.items() if name in _ENVIRONMENT or name.startswith(_GRPC)
-        }
+        # gRPC may be told.
+        environment = bare_environment("GRPC_")
         worker.heard, worker.cpu, worker.gone = True, 0.0, asyncio.Event()
         worker.listening = asyncio.get_running_loop().create_future()
         try:

@@ -542,3 +542,24 @@ def test_an_unusable_key_is_refused_by_its_group() -> None:
             assert (refused.reason, refused.member) == (Reason.ROSTER_KEY_INVALID, "m5")
         elif name != "m5":
             fleet.states[name].on_roster(roster)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ((3, 0, 0, 1), "4 to 10000 members can be split into groups, not 3"),
+        ((10_001, 10, 0, 2), "4 to 10000 members can be split into groups, not 10001"),
+        ((10, 10, 0, 2), "corrupt counts members: 0 to 9 in a cohort of 10, got 10"),
+        ((100, 10, -1, 2), "lost counts members: 0 to 99 in a cohort of 100, got -1"),
+        ((100, 10, 100, 2), "lost counts members: 0 to 99 in a cohort of 100, got 100"),
+    ],
+)
+def test_impossible_counts_of_members_are_named(numbers, says):
+    with pytest.raises(NoParameters, match=f"^{says}$"):
+        find_groups(*numbers)
+
+
+def test_as_many_as_may_be_lost_may_be_missing_from_the_roster():
+    for numbers in ((240, 30, 10, 2), (1000, 50, 50, 10)):
+        graph, _ = find_groups(*numbers)
+        assert graph.absent >= numbers[2]

@@ -1,4 +1,4 @@
-"""The first head of the roster log after a takeover, when the clocks of the machines differ."""
+"""Heads of the roster log: the first one after a takeover, when the clocks of the machines differ; and for anybody."""
 
 import asyncio
 
@@ -10,6 +10,7 @@ from coordinator.services.roster import RosterLog
 from coordinator.storage import records
 from coordinator.storage.database import open_database
 from tacit.roster import MAX_SKEW
+from tests.support.clock import Clock
 from tests.support.databases import migrated
 
 NOW = 1_800_000_000_000
@@ -61,3 +62,33 @@ def test_a_journal_from_the_future_is_not_believed(database):
 
 def test_an_empty_journal_leaves_the_clock_alone(database):
     assert coordinator(database, 5)[0].head().head.at_ms == NOW + 5
+
+
+def test_a_flood_asks_the_database_once_a_second(database, monkeypatch):
+    asked, clock, run = [], Clock(), database.run
+
+    async def counted(work):
+        asked.append(work)
+        return await run(work)
+
+    monkeypatch.setattr(database, "run", counted)
+    log = RosterLog(database, b"f" * 32, lambda: (KEY, b"certificate"), trust=lambda: None, clock=lambda: clock.now)
+
+    async def flood():
+        found = await asyncio.gather(*(log.since(0) for _ in range(50)))
+        assert {each.head.size for each in found} == {0}
+
+    async def scenario():
+        await flood()
+        assert len(asked) == 1
+        clock.now += 0.9
+        await flood()
+        assert len(asked) == 1
+        clock.now += 0.2
+        await flood()
+        assert len(asked) == 2
+        # A caller that needs the newest head gets it.
+        await log.refresh()
+        assert len(asked) == 3
+
+    asyncio.run(scenario())
