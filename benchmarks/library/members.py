@@ -105,9 +105,11 @@ class SyntheticPreparer(Preparer):
         round_ = 0 if self._synthetic is same_update else assignment.version_number + 1
         if self._update is None or self._update[0] != (round_, job.values):
             self._update = (round_, job.values), self._synthetic(self._member, round_, job.values)
+        # Another job may be prepared while this one waits for the ledger.
+        update = self._update[1]
         protection = await self._budget.writer.run(self._budget.protection, job, _EXAMPLES)
         reserved = await self._budget.writer.run(self._budget.reserve, assignment, job, protection)
-        return Preparation(job, self._update[1], protection, reserved)
+        return Preparation(job, update, protection, reserved)
 
 
 class ClearAgent(real.Agent):
