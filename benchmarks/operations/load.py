@@ -19,6 +19,8 @@ A member's key takes half a second to make. Idle members sign nothing, so they s
 """
 
 import asyncio
+import functools
+import itertools
 import math
 import os
 import re
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +54,16 @@ __all__ = ["Served", "idle", "secure_round"]
 
 BENCH = "load"
 
-MEMBERS, SOFT_PROMPT = 1000, 16_384
-IDLE = 4000
+# Members and values of a round.
+ROUNDS = ((1000, 16_384), (2000, 1_024))
+# Values of a model: its embedding, words, and maps over one word each.
+_MODELS = {16_384: (64, 210, 42), 1_024: (16, 50, 10)}
+IDLE = 5000
 FEW, LARGE = 60, 10_000_000
 QUICK_MEMBERS, QUICK_IDLE = 40, 100
 PROCESSES = 4
 CELL_SECONDS = 3600.0
-ROUND_MEMORY, IDLE_MEMORY = 2**30, 600 * 2**20
+ROUND_MEMORY, IDLE_MEMORY = 2**30, 400_000_000
 _SHARED_KEYS = 16
 _ENROLLING = 8
 _JOB = "load"
@@ -125,14 +131,15 @@ async def enrol_all(running: Federation, names: list[str], keys: int | None = No
         await asyncio.gather(*(one(number, name) for number, name in enumerate(names)))
 
 
-def _job_file(folder: Path, members: int) -> str:
-    """Return a job file with exactly 16,384 values: 212 rows of 64, 42 maps over one word each, two labels."""
+def _job_file(folder: Path, members: int, values: int) -> str:
+    """Return a job file of one of `_MODELS`, with two labels."""
+    embedding, known, maps = _MODELS[values]
     words = folder / "words.txt"
-    words.write_text("".join(f"w{number}\n" for number in range(210)))
+    words.write_text("".join(f"w{number}\n" for number in range(known)))
     return (
         f'schema = 1\nname = "{_JOB}"\nlabels = ["no", "yes"]\n'
         f'[vocabulary]\nkind = "words"\nfile = "{words.name}"\n'
-        "[model]\nembedding = 64\nwidths = [1]\nmaps = 42\n"
+        f"[model]\nembedding = {embedding}\nwidths = [1]\nmaps = {maps}\n"
         f"[rounds]\ncount = 1\nmin_members = {members}\ntarget_members = {members}\nmax_attempts = 1\n"
         # All members share this machine's cores. A deadline only ends a round that fails.
         "[rounds.deadlines]\ntraining = 3000\n"
@@ -179,7 +186,7 @@ def _connected(page: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-async def secure_round(members: int, served: Served = Served()) -> list[Figure]:
+async def secure_round(members: int, values: int, served: Served = Served()) -> list[Figure]:
     """Measure one full secure round."""
     from export.bundle import read_job_bundle
 
@@ -195,7 +202,7 @@ async def secure_round(members: int, served: Served = Served()) -> list[Figure]:
             processes = _spawn(running, "benchmarks.library.members", names, "--met")
             await _ready(running, members)
             connected = _resident(coordinator)
-            await asyncio.to_thread(_bundle, running, members)
+            await asyncio.to_thread(_bundle, running, members, values)
             peaks = [Peak(each.pid) for each in coordinator]
             before = _cpu(coordinator), _cpu(processes), _cpu(coordinator[:1])
             await asyncio.to_thread(_create, running)
@@ -203,13 +210,13 @@ async def secure_round(members: int, served: Served = Served()) -> list[Figure]:
             after = _cpu(coordinator), _cpu(processes), _cpu(coordinator[:1])
             # Not all at one moment: the sum is at least what they had together.
             highest = sum(each.highest() for each in peaks)
-            values = read_job_bundle(running.folder / f"bundle-{_JOB}").document.values
+            summed = read_job_bundle(running.folder / f"bundle-{_JOB}").document.values
         finally:
             running.end()
     (round_,) = detail.rounds
     (attempt,) = round_.attempts
-    if len(attempt.survivors) != members or values != SOFT_PROMPT:
-        raise MeasurementFailed(f"the sum has {len(attempt.survivors)} of {members} members and {values} values")
+    if len(attempt.survivors) != members or summed != values:
+        raise MeasurementFailed(f"the sum has {len(attempt.survivors)} of {members} members and {summed} values")
     seconds = (round_.ended_ms - round_.opened_ms) / 1000
     own, others = after[0] - before[0], after[1] - before[1]
     more = {
@@ -233,9 +240,9 @@ def _resident(processes: list[psutil.Process]) -> int:
     return sum(int(each.memory_info().rss) for each in processes)
 
 
-def _bundle(running: Federation, members: int) -> None:
+def _bundle(running: Federation, members: int, values: int) -> None:
     spec = running.folder / f"{_JOB}.toml"
-    spec.write_text(_job_file(running.folder, members))
+    spec.write_text(_job_file(running.folder, members, values))
     running.command("coordinator", "job", "bundle", spec, "--out", running.folder / f"bundle-{_JOB}")
 
 
@@ -274,33 +281,41 @@ def main() -> None:
     options = parser("operations.load")
     options.add_argument("cells", nargs="*", help="round, idle or vectors (default: all)")
     options.add_argument("--members", type=int, help="number of members (default: that of the target)")
+    options.add_argument("--values", type=int, choices=sorted(_MODELS), help="values of a round (default: each target)")
     options.add_argument("--workers", type=int, nargs="+", default=[1], help="workers of the coordinator (default: 1)")
     options.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout whose coordinator to measure")
     chosen = options.parse_args()
     cells = chosen.cells or ["round", "idle", "vectors"]
     if wrong := set(cells) - {"round", "idle", "vectors"}:
         options.error(f"unknown cells: {', '.join(sorted(wrong))}; choose from round, idle and vectors")
-    results = open_results(BENCH, quick=chosen.quick)
-    in_round = chosen.members or (QUICK_MEMBERS if chosen.quick else MEMBERS)
-    sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
-    few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
     if min(chosen.workers) < 1:
         options.error("--workers counts processes: at least 1")
+    results = open_results(BENCH, quick=chosen.quick)
+    rounds = [
+        (chosen.members or (QUICK_MEMBERS if chosen.quick else members), values)
+        for members, values in ROUNDS
+        if chosen.values in (None, values)
+    ]
+    sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
+    few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
     coordinators = [Served(count) for count in chosen.workers]
     if chosen.beside is not None:
         coordinators.append(Served(1, chosen.beside.resolve()))
-    for cell in cells:
-        for served in coordinators if cell != "vectors" else [Served()]:
-            work = {
-                "round": ({"members": in_round, "values": SOFT_PROMPT}, lambda served: secure_round(in_round, served)),
-                "idle": ({"members": sessions, "values": 0}, lambda served: idle(sessions, served)),
-                "vectors": ({"members": few, "values": large}, lambda _: measure(few, large, 1)),
-            }
-            numbers, run = work[cell]
-            case = {**numbers, **served.case}
-            if not results.done(case):
-                results.open([])
-                results.add(case, asyncio.run(run(served)))
+
+    def cell(case: dict[str, Any], measured: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> None:
+        if not results.done(case):
+            results.open([])
+            results.add(case, asyncio.run(measured()))
+
+    if "round" in cells:
+        for (members, values), served in itertools.product(rounds, coordinators):
+            case = {"members": members, "values": values, **served.case}
+            cell(case, functools.partial(secure_round, members, values, served))
+    if "idle" in cells:
+        for served in coordinators:
+            cell({"members": sessions, "values": 0, **served.case}, functools.partial(idle, sessions, served))
+    if "vectors" in cells:
+        cell({"members": few, "values": large, **Served().case}, functools.partial(measure, few, large, 1))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,10 @@ PAGE = Page(
             "load",
             "load",
             "operations.load",
-            ("target", "members_cpu_seconds", "members_cpu_seconds_each", "connected_bytes", "alone_bytes"),
+            (
+                *("target", "main_cpu_seconds", "members_cpu_seconds", "members_cpu_seconds_each"),
+                *("connected_bytes", "alone_bytes"),
+            ),
         ),
         Section("prune", "prune", "operations.prune", ("blobs", "target")),
         Section(
