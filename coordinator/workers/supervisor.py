@@ -11,6 +11,7 @@ supervisor or another coordinator can do better. What a worker uses of the machi
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -87,6 +88,8 @@ class _Worker:
 
     number: int
     process: asyncio.subprocess.Process | None = None
+    # A file descriptor of the process, or -1.
+    handle: int = -1
     channel: Channel | None = None
     desk: Desk | None = None
     # The writing end; -1 while there is none.
@@ -105,6 +108,14 @@ class _Worker:
         if said is None or not said.done() or said.cancelled() or self.gone.is_set():
             return False
         return said.exception() is None
+
+    async def ended(self, process: asyncio.subprocess.Process) -> int:
+        """Waits for the end of the present process, and returns its exit status."""
+        status = await process.wait()
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+        return status
 
 
 class Workers:
@@ -227,6 +238,7 @@ class Workers:
                 pass_fds=(theirs.fileno(), reading),
                 env=environment,
             )
+            worker.handle = os.pidfd_open(process.pid)
             with self._pulses:
                 worker.pulse, writing = writing, -1
             channel = await connect(
@@ -297,7 +309,12 @@ class Workers:
                 worker.pulse = -1
         if worker.process is not None and worker.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                worker.process.kill()
+                if worker.handle >= 0:
+                    # `process.kill()` first asks whether the process has ended. That takes the exit status from the
+                    # thread that waits for it, and asyncio then says 255.
+                    signal.pidfd_send_signal(worker.handle, signal.SIGKILL)
+                else:
+                    worker.process.kill()
 
     async def _watch(self, worker: _Worker) -> None:
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
@@ -305,7 +322,7 @@ class Workers:
             began = loop.time()
             if worker.process is not None:
                 await worker.gone.wait()
-                status = await worker.process.wait()
+                status = await worker.ended(worker.process)
                 if self._stopping:
                     return
                 self._metrics.worker_ended(worker.number)
@@ -321,7 +338,7 @@ class Workers:
                 await self._spawn(worker)
             except WorkersFailed as error:
                 if worker.process is not None:
-                    await worker.process.wait()
+                    await worker.ended(worker.process)
                     worker.process = None
                 self._metrics.worker_not_started(worker.number)
                 log.error("worker_ended", worker=worker.number, error=str(error), next_start_seconds=pause)
@@ -366,7 +383,7 @@ class Workers:
         for each in running:
             if each.channel is not None:
                 each.channel.send(Kind.DRAIN, payload=encoded({"seconds": seconds}))
-        waiting = [asyncio.create_task(each.process.wait()) for each in running if each.process is not None]
+        waiting = [asyncio.create_task(each.ended(each.process)) for each in running if each.process is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=seconds + _STOP_SECONDS)
         for each in self._workers:

@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,29 +43,26 @@ _PROGRAMS = ("coordinator", "edge_client")
 _LONGEST = 1 << 20
 # Seconds until a server without a test process ends.
 _CONNECTS_WITHIN = 60.0
-_IMPORTED = (
+# All of the product is imported, and what the commands import of others when they need it.
+_PRODUCT = ("coordinator", "edge_client", "export", "learning", "simulation", "tacit", "tacit_api", "toolkit")
+_OTHERS = (
     "torch",
     # Torch imports it when the first optimiser is made.
     "torch._dynamo",
-    "coordinator.cli",
-    "coordinator.cli.common",
-    "coordinator.operators",
-    "coordinator.server",
-    "edge_client.cli",
-    "edge_client.identity.doctor",
-    "edge_client.identity.enrolment",
-    "edge_client.agent.runner",
-    "export.bundle",
     # What converts and runs a model.
-    "export.evaluate",
-    "export.hugging_face",
-    "export.onnx",
+    # Not onnxruntime: it starts a thread, which a fork would lose.
     "onnx",
     "onnxscript",
     "torch._functorch.aot_autograd",
     "torch.onnx",
     "transformers.models.bert.modeling_bert",
+    "cryptography.hazmat.backends.openssl.backend",
     "fsspec.implementations.local",
+    "psycopg",
+    "rich.progress",
+    "s3fs",
+    "scipy.stats",
+    "typer._adapters",
 )
 # Variables that a library reads when it is imported, by how they begin. `tls_13_only` sets gRPC's others.
 _READ_ON_IMPORT = ("GRPC_TRACE", "GRPC_VERBOSITY", "MKL_", "OMP_", "PYTHON", "TORCH")
@@ -365,8 +364,13 @@ def _run(request: dict[str, Any]) -> NoReturn:
 
 def import_everything() -> None:
     """Imports what the commands need, and so compiles it if that has not been done."""
-    for name in _IMPORTED:
+    for name in _OTHERS:
         importlib.import_module(name)
+    for package in _PRODUCT:
+        for each in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            # Neither a command's start nor Alembic's, which runs migrations when it is imported.
+            if not each.name.endswith((".__main__", ".migrations.env")):
+                importlib.import_module(each.name)
     _convert_once()
     _make_commands()
 
@@ -382,6 +386,16 @@ def _convert_once() -> None:
     before, tqdm.monitor_interval = tqdm.monitor_interval, 0
     converted(torch.nn.Linear(3, 2).eval(), (torch.zeros(2, 3),), ["x"], "y", ({0: torch.export.Dim("batch")},))
     tqdm.monitor_interval = before
+
+
+def _leave_upkeep() -> None:
+    """Drops what torch does at a process's end: it takes apart its operators, which costs more than most commands."""
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False
+    import torch._dynamo.utils
+
+    # It imports a library to print a table that nobody asked for.
+    atexit.unregister(torch._dynamo.utils.dump_compile_times)
 
 
 def _make_commands() -> None:
@@ -407,6 +421,7 @@ def main() -> None:
 
         tls_13_only()
         import_everything()
+        _leave_upkeep()
         threads = os.listdir("/proc/self/task")
         assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads of what was imported"
         gc.freeze()

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 import psutil
 import pytest
+import structlog.testing
 
 from coordinator.config import CoordinatorFolder, load_operator
 from coordinator.metrics import Metrics
@@ -405,6 +406,25 @@ def parent(folder):
         process.kill()
         process.wait()
     within_patience(lambda: not any(map(_runs, pids)))
+
+
+@on_a_loop
+async def test_the_exit_status_is_told_though_the_broken_channel_comes_first(folder, monkeypatch):
+    """On a busy machine the channel's end is read before anybody has asked for the status."""
+    if hasattr(asyncio, "PidfdChildWatcher"):
+        # It asks on the loop, and so not before the test lets it.
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(asyncio.get_running_loop())
+        monkeypatch.setattr(type(asyncio.get_event_loop_policy()), "get_child_watcher", lambda _: watcher)
+    async with Behind(folder) as behind:
+        pid = behind.pids[1]
+        with structlog.testing.capture_logs() as lines:
+            os.kill(pid, signal.SIGKILL)
+            within_patience(lambda: not _runs(pid))
+            workers = behind.server._run.__self__
+            workers._end(workers._workers[0])
+            await behind.until(lambda: any(line["event"] == "worker_ended" for line in lines))
+    assert [line["status"] for line in lines if line["event"] == "worker_ended"] == [-signal.SIGKILL]
 
 
 def _runs(pid):
