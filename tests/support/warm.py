@@ -12,7 +12,6 @@ TACIT_TESTS_COLD=1 starts every command in the usual way.
 
 import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -27,7 +26,7 @@ import sys
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +34,7 @@ from typing import Any, NoReturn
 from tests.support import command_trees
 from tests.support.places import ROOT
 
-__all__ = ["Started", "as_at_the_start", "import_everything", "knows", "served", "start"]
+__all__ = ["Started", "as_at_the_start", "import_everything", "in_this_environment", "knows", "served", "start"]
 
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
@@ -79,12 +78,31 @@ def _read_on_import() -> dict[str, str]:
     }
 
 
-_SERVERS = _read_on_import()
+# Of the servers: at the start of the tests, and what `in_this_environment` added.
+_SERVERS = [_read_on_import()]
 
 
 def as_at_the_start() -> bool:
-    """Whether the variables that libraries read on import are as they were when the tests started."""
-    return _read_on_import() == _SERVERS
+    """Whether the variables that libraries read on import are as they were when the tests started, or when a server was
+    started for others.
+    """
+    return _read_on_import() == _SERVERS[-1]
+
+
+@contextlib.contextmanager
+def in_this_environment() -> Iterator[None]:
+    """Commands start warm although variables that libraries read on import have changed: a server is started for them.
+
+    It pays from a handful of commands on. They end with the context.
+    """
+    _SERVERS.append(_read_on_import())
+    name = _name()
+    try:
+        yield
+    finally:
+        _SERVERS.pop()
+        if name != _name() and name in _CONNECTED:
+            _CONNECTED.pop(name).close()
 
 
 def knows(words: Sequence[str]) -> bool:
@@ -197,17 +215,24 @@ def start(
 _ASKING = threading.Lock()
 # A server that this process started may outlive it, for others.
 _STARTED: list[subprocess.Popen[bytes]] = []
+# By name.
+_CONNECTED: dict[str, socket.socket] = {}
 
 
 def _name() -> str:
     """An abstract name, the same for all test processes of one run that read the same variables on import."""
     run = os.environ.get("TACIT_TESTS_RUN") or os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    same = json.dumps([sys.executable, str(ROOT), sorted(_SERVERS.items())])
+    same = json.dumps([sys.executable, str(ROOT), sorted(_SERVERS[-1].items())])
     return f"\0tacit-tests-warm-{run}-{zlib.crc32(same.encode())}"
 
 
-@functools.cache
 def _server(name: str) -> socket.socket:
+    if name not in _CONNECTED:
+        _CONNECTED[name] = _connected(name)
+    return _CONNECTED[name]
+
+
+def _connected(name: str) -> socket.socket:
     # The second attempt finds the server that the first one started. More are needed if one is just about to end.
     for _ in range(5):
         ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -215,7 +240,6 @@ def _server(name: str) -> socket.socket:
             ours.connect(name)
             # It greets once it has imported everything. One that is about to end hangs up instead.
             if ours.recv(64):
-                atexit.register(ours.close)
                 return ours
         ours.close()
         listening, its = os.pipe()
