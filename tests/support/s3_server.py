@@ -71,6 +71,12 @@ class S3Server:
         for key in self.keys(prefix):
             self.bucket.keys[key].last_modified -= timedelta(seconds=seconds)
 
+    def copy(self, prefix: str, to: str) -> None:
+        """Copies all objects below a prefix to another one."""
+        for key in self.keys(prefix):
+            name = to + key.removeprefix(prefix)
+            self.bucket.keys[name] = self.bucket.keys[key].copy(name)
+
     def damage(self, key: str) -> None:
         """Flips a bit of an object."""
         found = self.bucket.keys[key]

@@ -11,7 +11,7 @@ from coordinator.storage import backup, records
 from coordinator.storage.errors import BackupRefused, StoreInUse, StoreUnusable
 from coordinator.storage.object_store import ObjectStore
 from coordinator.storage.prune import Retention, prune
-from tests.support.databases import url_without_rows
+from tests.support.databases import empty_database, url_without_rows
 from tests.support.s3_server import object_store, served
 from tests.support.stored_job import fill
 
