@@ -73,9 +73,11 @@ class S3Server:
 
     def copy(self, prefix: str, to: str) -> None:
         """Copies all objects below a prefix to another one."""
+        from moto.s3.models import s3_backends
+
         for key in self.keys(prefix):
-            name = to + key.removeprefix(prefix)
-            self.bucket.keys[name] = self.bucket.keys[key].copy(name)
+            found = self.bucket.keys[key]
+            s3_backends["123456789012"]["aws"].copy_object(found, BUCKET, to + key.removeprefix(prefix))
 
     def damage(self, key: str) -> None:
         """Flips a bit of an object."""
