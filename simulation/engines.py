@@ -5,9 +5,11 @@ A call whose worker died is made again in a new worker, so a method must give th
 After `_MAX_DEATHS` deaths in a row without a result, the engine gives up and says so.
 """
 
+import os
 import signal
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ __all__ = ["Engine", "RayMissing", "WorkersDied", "local_engine", "ray_engine"]
 _MAX_DEATHS = 3
 # Ray sends smaller arguments with the call and puts larger ones into its store, once for each call.
 _INLINE_BYTES = 100 * 1024
+# What takes workers long to import. Torch imports its compiler when the first optimiser is made.
+_IMPORTED = ("simulation.virtual_members", "export.bundle", "torch", "torch._dynamo")
 
 Make = Callable[[Any], Any]
 
@@ -56,7 +60,12 @@ class Engine(Protocol):
 
 
 class _Processes:
-    """Processes of this machine. They are spawned, because a forked copy of torch's threads hangs."""
+    """Processes of this machine.
+
+    They are not forked from this one, because a forked copy of torch's threads hangs. On Linux they are forked from a
+    process that has imported what they need and has no threads, so that many workers cost one import. That process ends
+    with this one. Elsewhere libraries of the system do not survive a fork, and each worker is spawned.
+    """
 
     shares = 8
 
@@ -65,9 +74,11 @@ class _Processes:
         self._pool = self._new()
 
     def _new(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
-            self.workers, get_context("spawn"), initializer=_begin, initargs=(self._make, self._told)
-        )
+        context = get_context("forkserver" if sys.platform == "linux" else "spawn")
+        context.set_forkserver_preload(list(_IMPORTED))
+        # Variables may have changed since the other process began.
+        given = (self._make, self._told, dict(os.environ))
+        return ProcessPoolExecutor(self.workers, context, initializer=_begin, initargs=given)
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """See `Engine`."""
@@ -130,8 +141,10 @@ def local_engine(make: Make, told: Any, workers: int) -> Iterator[Engine]:
 _worker: Any = None
 
 
-def _begin(make: Make, told: Any) -> None:
+def _begin(make: Make, told: Any, environment: Mapping[str, str]) -> None:
     global _worker  # noqa: PLW0603  one for each process
+    os.environ.clear()
+    os.environ.update(environment)
     # A terminal's Ctrl-C reaches every process. The one that started this worker ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _worker = make(told)

@@ -1,5 +1,6 @@
 """A worker that dies, in a module of its own: a process that is spawned for it imports nothing large."""
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -25,6 +26,10 @@ class Dying:
         """The number of bytes."""
         return len(data)
 
+    def variable(self, name: str) -> str | None:
+        """A variable of the worker's environment."""
+        return os.environ.get(name)
+
     def dies(self) -> None:
         """Does what it says."""
         os.kill(os.getpid(), signal.SIGKILL)
@@ -35,5 +40,7 @@ class Dying:
 
     def interrupts(self) -> None:
         """Interrupts the process that asks, as Ctrl-C does, and never answers."""
-        os.kill(os.getppid(), signal.SIGINT)
+        asking = multiprocessing.parent_process()
+        assert asking is not None
+        os.kill(asking.pid, signal.SIGINT)
         signal.pause()

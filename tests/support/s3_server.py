@@ -71,6 +71,14 @@ class S3Server:
         for key in self.keys(prefix):
             self.bucket.keys[key].last_modified -= timedelta(seconds=seconds)
 
+    def copy(self, prefix: str, to: str) -> None:
+        """Copies all objects below a prefix to another one."""
+        from moto.s3.models import s3_backends
+
+        for key in self.keys(prefix):
+            found = self.bucket.keys[key]
+            s3_backends["123456789012"]["aws"].copy_object(found, BUCKET, to + key.removeprefix(prefix))
+
     def damage(self, key: str) -> None:
         """Flips a bit of an object."""
         found = self.bucket.keys[key]

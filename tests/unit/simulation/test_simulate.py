@@ -146,6 +146,13 @@ def test_a_killed_worker_is_replaced(tmp_path):
         assert list(engine.each("square", [(3,)])) == [9]
 
 
+def test_workers_have_the_environment_of_the_process_that_asks(tmp_path, monkeypatch):
+    for value in ("before", "after"):
+        monkeypatch.setenv("TACIT_EXAMPLE", value)
+        with local_engine(Dying, tmp_path, 1) as engine:
+            assert list(engine.each("variable", [("TACIT_EXAMPLE",)])) == [value]
+
+
 def test_ctrl_c_waits_for_no_worker(tmp_path):
     with ExitStack() as held:
         # A shell lets what it starts in the background ignore SIGINT.

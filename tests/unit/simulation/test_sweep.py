@@ -18,13 +18,17 @@ from tests.support.tried_jobs import written_job
 HEADS = ["head on the frozen encoder, no noise", "head on the frozen encoder, epsilon 30"]
 
 
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    # The rules of a suggestion ask for 10 rounds of 10 steps. Rows that one word decides are learnt in fewer.
+    monkeypatch.setattr("simulation.suggestion._ROUNDS", 4)
+    monkeypatch.setattr("simulation.suggestion._STEPS", 4)
+
+
 @pytest.fixture
 def tried(tmp_path, monkeypatch):
     """Tries the written job with an epsilon that leaves little noise."""
     monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
-    # The rules of a suggestion ask for 10 rounds of 10 steps. Rows that one word decides are learnt in fewer.
-    monkeypatch.setattr("simulation.suggestion._ROUNDS", 4)
-    monkeypatch.setattr("simulation.suggestion._STEPS", 4)
     job, data = written_job(tmp_path)
     spec = JobSpec.from_toml(job)
     rows = read_rows(data, spec, text="text", label="label")

@@ -81,6 +81,22 @@ def filled(full: Path, tmp_path: Path, sqlite_url: str, store: BlobStore) -> str
     return sqlite_url
 
 
+@pytest.fixture(scope="module")
+def backed_up(full: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of that database."""
+    copy = tmp_path_factory.mktemp("backed-up") / "copy"
+    shutil.copytree(full, copy)
+    make(f"sqlite:///{copy / 'one.db'}", open_blobs(f"file://{copy / 'store'}"), copy / "backup")
+    return copy / "backup"
+
+
+@pytest.fixture
+def made(backed_up: Path, folder: Path) -> backup.Snapshot:
+    """A copy of that backup."""
+    shutil.copytree(backed_up, folder)
+    return backup.newest(folder)
+
+
 def make(url: str, store: BlobStore, folder: Path, **options) -> backup.BackupMade:
     given = {"federation": FEDERATION, "software": "0.1.0", "now_ms": MADE_MS} | options
     return backup.make(url, store, folder, **given)
@@ -374,8 +390,7 @@ def flip(path: Path) -> None:
     "harm", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink], ids=["bit", "short", "gone"]
 )
 @pytest.mark.parametrize("what", ["members", "journal", "blob", "snapshot"])
-def test_damage_is_named_and_nothing_is_restored(filled, store, folder, what, harm):
-    made = make(filled, store, folder).snapshot
+def test_damage_is_named_and_nothing_is_restored(made, folder, what, harm):
     tables = {part.name: made.table(part) for part in made.manifest.tables}
     path = {"blob": made.blob(made.manifest.blobs[0]), "snapshot": made.path, **tables}[what]
     harm(path)
@@ -384,9 +399,8 @@ def test_damage_is_named_and_nothing_is_restored(filled, store, folder, what, ha
         backup.newest(folder).check()
 
 
-def test_forged_rows_with_correct_digests_are_refused(filled, store, folder, tmp_path):
+def test_forged_rows_with_correct_digests_are_refused(made, folder, tmp_path):
     """A forger who can write digests still cannot make the journal's chain hold."""
-    made = make(filled, store, folder).snapshot
     part = next(part for part in made.manifest.tables if part.name == "journal")
     forged = made.table(part).read_bytes().replace(b'"desk-north"', b'"desk-southX"')
     digest = hashlib.sha256(forged).digest()
@@ -424,8 +438,7 @@ def test_a_restore_is_refused_while_a_coordinator_serves(filled, target_url, mon
     serving.close()
 
 
-def test_a_backup_by_newer_software_is_refused(filled, store, folder, tmp_path):
-    made = make(filled, store, folder).snapshot
+def test_a_backup_by_newer_software_is_refused(made, folder, tmp_path):
     newer = backup._reveal(folder, made.manifest.model_copy(update={"revision": "9999", "software": "7.0"}))
     with pytest.raises(BackupRefused, match=r"newer software wrote .* \(its database is at 9999\); .* 7\.0"):
         restored(newer, f"sqlite:///{tmp_path / 'restored.db'}")
@@ -449,8 +462,7 @@ def test_a_backup_of_the_first_schema_is_restored_into_the_next_one(
 # ---- what it means for members --------------------------------------------------------------------------------------
 
 
-def test_no_round_or_attempt_number_is_used_again(filled, store, folder, target_url):
-    made = make(filled, store, folder).snapshot
+def test_no_round_or_attempt_number_is_used_again(made, target_url):
     database, done = restored(made, target_url)
     assert done.jobs == (("desk", 2),)
     job = database.run_now(lambda s: records.load_job(s, "desk"))
@@ -488,8 +500,7 @@ def test_an_open_invitation_is_withdrawn(filled, store, folder, tmp_path):
     target.close()
 
 
-def test_a_member_revoked_since_is_revoked_in_the_same_step(filled, store, folder, tmp_path):
-    made = make(filled, store, folder).snapshot
+def test_a_member_revoked_since_is_revoked_in_the_same_step(made, tmp_path):
     with pytest.raises(NotFound, match="nobody"):
         restored(made, f"sqlite:///{tmp_path / 'a.db'}", revoke=("nobody",))
     target, done = restored(made, f"sqlite:///{tmp_path / 'b.db'}", revoke=("desk-north",))
@@ -499,8 +510,7 @@ def test_a_member_revoked_since_is_revoked_in_the_same_step(filled, store, folde
     target.close()
 
 
-def test_a_certificate_renewed_since_is_let_in_once(filled, store, folder, target_url):
-    made = make(filled, store, folder).snapshot
+def test_a_certificate_renewed_since_is_let_in_once(made, target_url):
     database, _ = restored(made, target_url)
 
     def try_(name: str, tag: str, begins_ms: int) -> bool:
@@ -540,9 +550,9 @@ def test_a_certificate_renewed_since_is_let_in_once(filled, store, folder, targe
     database.close()
 
 
-def test_after_a_member_has_renewed_nothing_older_is_believed(filled, store, folder, tmp_path):
+def test_after_a_member_has_renewed_nothing_older_is_believed(made, tmp_path):
     """The member came with the backup's certificate and renewed. A certificate from between the two is a thief's."""
-    database, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
+    database, _ = restored(made, f"sqlite:///{tmp_path / 'restored.db'}")
     times = {"begins_ms": MADE_MS, "expires_ms": MADE_MS + 9 * HOUR_MS}
     using = hashlib.sha256(b"certificate of desk-north").digest()
     assert database.run_now(
@@ -566,16 +576,15 @@ def test_after_a_member_has_renewed_nothing_older_is_believed(filled, store, fol
     database.close()
 
 
-def test_a_member_that_is_heard_again_reports_its_ledger(filled, store, folder, tmp_path):
-    target, _ = restored(make(filled, store, folder).snapshot, f"sqlite:///{tmp_path / 'restored.db'}")
+def test_a_member_that_is_heard_again_reports_its_ledger(made, tmp_path):
+    target, _ = restored(made, f"sqlite:///{tmp_path / 'restored.db'}")
     # The backup knows 40, and the member is at 55 by now. That is no reason to refuse it.
     assert target.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 55)) == 40
     assert target.run_now(lambda s: records.heard_ledger(s, "desk-north", b"l" * 16, 41)) == 55
     target.close()
 
 
-def test_a_blob_half_restored_before_a_kill_is_continued(filled, store, folder, tmp_path):
-    made = make(filled, store, folder).snapshot
+def test_a_blob_half_restored_before_a_kill_is_continued(made, tmp_path):
     elsewhere = open_blobs(f"file://{tmp_path / 'elsewhere'}")
     part = made.manifest.blobs[0]
     elsewhere.incoming(part.sha256, part.size).append(0, made.blob(part).read_bytes()[:7])

@@ -299,7 +299,7 @@ async def test_a_worker_that_died_before_a_stop_does_not_start_during_it(folder)
 async def test_workers_that_start_no_more_are_counted_and_end_the_coordinator(folder):
     key = CoordinatorFolder(folder).server_key
     good, failures = key.read_bytes(), []
-    async with Behind(folder, absent_seconds=6, failed=failures.append) as behind:
+    async with Behind(folder, absent_seconds=3, failed=failures.append) as behind:
         try:
             key.write_bytes(b"no key")
             os.kill(behind.pids[1], signal.SIGKILL)
@@ -308,7 +308,7 @@ async def test_workers_that_start_no_more_are_counted_and_end_the_coordinator(fo
             assert failures == []
             os.kill(behind.pids[2], signal.SIGKILL)
             await behind.until(lambda: failures)
-            assert "no worker has accepted connections for 6 seconds" in str(failures[0])
+            assert "no worker has accepted connections for 3 seconds" in str(failures[0])
             assert isinstance(failures[0], WorkersFailed)
             assert behind.metrics.value("workers") == 0
         finally:
