@@ -36,6 +36,8 @@ def pyplot() -> Any:
 def save(figure: Any, path: Path) -> None:
     """Write a figure as a compact SVG, and close it."""
     figure.tight_layout()
+    # The layout is made. With the engine that this leaves behind, the figure would be drawn once more to make it.
+    figure.set_layout_engine(None)
     figure.savefig(path, metadata={"Date": None, "Creator": None}, dpi=_DOTS_PER_INCH)
     pyplot().close(figure)
     path.write_text(compact(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -116,10 +116,10 @@ def rates_bound(false_positives: int, false_negatives: int, runs: int, delta: fl
 
 def gaussian_bound(false_positives: int, false_negatives: int, runs: int, delta: float, confidence: float) -> float:
     """Return a lower bound on epsilon of a mechanism that claims to be Gaussian; arguments as of `rates_bound`."""
-    from scipy import stats
+    from scipy import special
 
     fpr, fnr = _rates(false_positives, false_negatives, runs, confidence)
-    return epsilon_of_gaussian(max(0.0, float(stats.norm.isf(fpr) - stats.norm.ppf(fnr))), delta)
+    return epsilon_of_gaussian(max(0.0, float(-special.ndtri(fpr) - special.ndtri(fnr))), delta)
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
@@ -127,12 +127,12 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 
     Source: Dong, Roth, Su 2022, Corollary 2.13.
     """
-    from scipy import optimize, stats
+    from scipy import optimize, special
 
     def excess(epsilon: float) -> float:
         # The second term is computed from logarithms, because e^epsilon alone overflows.
-        rest = math.exp(epsilon + float(stats.norm.logcdf(-epsilon / mu - mu / 2)))
-        return float(stats.norm.cdf(-epsilon / mu + mu / 2)) - rest - delta
+        rest = math.exp(epsilon + float(special.log_ndtr(-epsilon / mu - mu / 2)))
+        return float(special.ndtr(-epsilon / mu + mu / 2)) - rest - delta
 
     if mu <= 0 or excess(0.0) <= 0:
         return 0.0

@@ -297,6 +297,7 @@ def play(
     ]
     inbox: Mapping[str, Any] = {}
     uploaded = 0
+    frozen_before = gc.get_freeze_count()
     try:
         for phase in Phase:
             # What one party holds must not cost another a collection.
@@ -314,7 +315,9 @@ def play(
             inbox = server.close()
         error = _error(server.open(), mean_of(stayed, layout.values), layout)
     finally:
-        gc.unfreeze()
+        # What the caller has frozen cannot be told from what the phases froze, and stays frozen.
+        if not frozen_before:
+            gc.unfreeze()
     watches = [members[number].watch for number in clocked]
     return Outcome(
         member_wall=sum(watch.wall for watch in watches) / len(watches),

@@ -65,8 +65,14 @@ def dot(left: Elements, right: "Elements | Limbs") -> Elements:
     for at, part in Limbs.of(left).parts:
         for beside, other in rights.parts:
             product = (part @ other).astype(np.uint64)
-            result = reduce(result + mul(product, np.full((1, 1), pow(2, at + beside, P), dtype=np.uint64)))
+            result = reduce(result + _times_power_of_two(product, at + beside))
     return result
+
+
+def _times_power_of_two(values: Elements, power: int) -> Elements:
+    """Returns values * 2^power: 2^61 is 1 modulo p, so the 61 bits rotate."""
+    places = power % 61
+    return ((values << _u(places)) & _P) | (values >> _u(61 - places))
 
 
 @dataclass(frozen=True)
@@ -115,21 +121,22 @@ def interpolation(nodes: int, points: NDArray[np.int64]) -> Elements:
         nodes: the polynomial's degree is below it.
         points: whole numbers from `nodes` up.
     """
-    factorials, inverses = _tables(int(points.max()) + 1)
-    weights = [pow(factorials[i] * factorials[nodes - 1 - i] * (-1) ** (nodes - 1 - i), -1, P) for i in range(nodes)]
+    factorials, below, inverses = _tables(int(points.max()) + 1)
+    weights = [below[i] * below[nodes - 1 - i] * (-1) ** (nodes - 1 - i) % P for i in range(nodes)]
     # The product of (x - j) over the nodes is x! / (x - nodes)!.
-    whole = [factorials[x] * pow(factorials[x - nodes], -1, P) % P for x in points.tolist()]
+    whole = [factorials[x] * below[x - nodes] % P for x in points.tolist()]
     distances = points[:, None] - np.arange(nodes)[None, :]
     outer = mul(np.array(whole, dtype=np.uint64)[:, None], np.array(weights, dtype=np.uint64)[None, :])
     return mul(outer, inverses[distances])
 
 
 @lru_cache(maxsize=4)
-def _tables(size: int) -> tuple[list[int], Elements]:
-    """Returns i! and 1 / i modulo p for all i below `size` (0 for 1 / 0)."""
-    factorials, inverses = [1], [0, 1]
-    for i in range(1, size):
-        factorials.append(factorials[-1] * i % P)
+def _tables(size: int) -> tuple[list[int], list[int], Elements]:
+    """Returns i!, 1 / i! and 1 / i modulo p for all i below `size` (0 for 1 / 0)."""
+    factorials, below, inverses = [1], [1], [0, 1]
     for i in range(2, size):
         inverses.append((P - P // i) * inverses[P % i] % P)
-    return factorials, np.array(inverses[:size], dtype=np.uint64)
+    for i in range(1, size):
+        factorials.append(factorials[-1] * i % P)
+        below.append(below[-1] * inverses[i] % P)
+    return factorials, below, np.array(inverses[:size], dtype=np.uint64)

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -35,12 +36,20 @@ def brought_by(extras: list[str]) -> set[str]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below a node. Imports are among them, and most nodes of a tree are parts of expressions."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.stmt | ast.excepthandler | ast.match_case):
+            yield each
+            yield from statements(each)
+
+
 @cache
 def imported(room: str) -> dict[str, Path]:
     """Imported third-party packages by name, each with a file that imports it."""
     found: dict[str, Path] = {}
     for path in (ROOT / room).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.append(node.module)

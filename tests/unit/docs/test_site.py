@@ -18,8 +18,7 @@ from deploy.site.hooks import expand, rewrite_links
 from tests.support.places import ROOT
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository_in(folder: Path) -> Path:
     """A small repository with this project's site settings."""
     # Without the plugin that reads source files, which takes seconds: this repository has no sources.
     plugins = [each for each in yaml_load((ROOT / "mkdocs.yml").read_text())["plugins"] if "mkdocstrings" not in each]
@@ -35,10 +34,15 @@ def repository(tmp_path: Path) -> Path:
         "nav: [index.md, page.md, changelog.md, {Notes: notes/*.md}]\n",
     }
     for name, text in files.items():
-        path = tmp_path / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return repository_in(tmp_path)
 
 
 def built(repository: Path) -> dict[str, str]:
@@ -48,8 +52,15 @@ def built(repository: Path) -> dict[str, str]:
     return {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
 
 
-def test_every_file_becomes_a_page_with_working_links(repository):
-    pages = built(repository)
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The repository with its site, and the site's pages."""
+    repository = repository_in(tmp_path_factory.mktemp("sound"))
+    return repository, built(repository)
+
+
+def test_every_file_becomes_a_page_with_working_links(sound):
+    _, pages = sound
     assert pages.keys() == {"404.html", "index.html", "page.html", "changelog.html", "notes/one.html"}
     assert 'href="page.html#a-heading---its-anchor"' in pages["index.html"]
     assert "a licence (<code>LICENSE</code>)" in pages["index.html"]
@@ -72,8 +83,9 @@ class Fetched(HTMLParser):
             self.addresses.append(given.get("href") or given.get("src") or "")
 
 
-def test_a_page_loads_nothing_from_another_host(repository):
-    for name, text in built(repository).items():
+def test_a_page_loads_nothing_from_another_host(sound):
+    repository, pages = sound
+    for name, text in pages.items():
         page = Fetched()
         page.feed(text)
         assert page.addresses, name

@@ -6,7 +6,7 @@ The tests search the syntax trees of the shipped packages, so a comment about pi
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,10 +57,10 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
-def names_of(tree: ast.AST) -> dict[str, str]:
+def names_of(nodes: Iterable[ast.AST]) -> dict[str, str]:
     """The full names behind the names that a module imports."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for each in node.names:
                 found[each.asname or each.name.partition(".")[0]] = (
@@ -82,10 +82,10 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str | None:
 
 def doors(text: str) -> list[tuple[int, str]]:
     """Line and name of every place in a module where data may become code."""
-    tree = ast.parse(text)
-    names, found = names_of(tree), []
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(text)))
+    names, found = names_of(nodes), []
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [(node.lineno, each.name) for each in node.names if _module(each.name)]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

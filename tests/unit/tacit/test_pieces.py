@@ -23,6 +23,7 @@ from tacit.blobs import BlobDamaged, BlobNotThere, has_stalled
 from tacit.pieces import PIECE, check_list, downloading, fetch_pieces, list_bytes, list_of
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
+from tests.support.sweep import sweep
 
 SIZE = 5 * PIECE + 12_345
 
@@ -63,22 +64,28 @@ class Serving(federation_pb2_grpc.FederationServiceServicer):
         await self.transfers.blob("aster", request, SimpleNamespace(write=write, abort=context.abort))
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "source"
-    path.write_bytes(os.urandom(SIZE))
-    return path
+class Source:
+    """A file, its list of pieces, and a store that has it. No test changes what is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.store = folder / "source", folder / "store"
+        self.data = os.urandom(SIZE)
+        self.path.write_bytes(self.data)
+        self.digest = open_blobs(f"file://{self.store}").put(self.data)
+        self.pieces = list_of(self.path)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return Source(tmp_path_factory.mktemp("source"))
 
 
 class Bench:
-    """A store with the file, and what a fetch needs."""
+    """The coordinator that has the file, and what a fetch needs."""
 
-    def __init__(self, folder: Path, source: Path) -> None:
-        store = open_blobs(f"file://{folder / 'store'}")
-        self.data = source.read_bytes()
-        self.digest = store.put(self.data)
-        self.pieces = list_of(source)
-        self.serving = Serving(store, {self.digest})
+    def __init__(self, folder: Path, source: Source) -> None:
+        self.data, self.digest, self.pieces, self.store = source.data, source.digest, source.pieces, source.store
+        self.serving = Serving(open_blobs(f"file://{source.store}"), {self.digest})
         self.into = folder / "into"
         self.partial = folder / "into.pieces"
         self.damaged: list[tuple[int, int]] = []
@@ -114,12 +121,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, source: Path) -> Bench:
+def bench(tmp_path: Path, source: Source) -> Bench:
     return Bench(tmp_path, source)
 
 
-def test_a_list_is_the_digests_of_the_pieces(source: Path) -> None:
-    data, pieces = source.read_bytes(), list_of(source)
+def test_a_list_is_the_digests_of_the_pieces(source: Source) -> None:
+    data, pieces = source.path.read_bytes(), list_of(source.path)
     assert pieces == b"".join(hashlib.sha256(data[at : at + PIECE]).digest() for at in range(0, SIZE, PIECE))
     assert len(pieces) == list_bytes(SIZE) == 6 * 32
     check_list(pieces, SIZE)
@@ -128,7 +135,7 @@ def test_a_list_is_the_digests_of_the_pieces(source: Path) -> None:
             check_list(pieces, wrong)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4, 9])
+@pytest.mark.parametrize("at_once", sweep([1, 2, 4, 9], 1, 4))
 def test_one_call_asks_for_every_piece(bench: Bench, at_once: int) -> None:
     seen: list[tuple[int, int]] = []
     bench.fetch(at_once=at_once, progress=lambda arrived, total: seen.append((arrived, total)))
@@ -254,11 +261,11 @@ def test_chunks_that_were_not_asked_for_end_the_fetch(bench: Bench, change: Any)
     assert not bench.into.exists()
 
 
-def test_a_list_of_another_file_is_found_out(bench: Bench, tmp_path: Path) -> None:
+def test_a_list_of_another_file_is_found_out(bench: Bench) -> None:
     """All pieces are right by their list, but the file is not the one that the job names."""
     named = hashlib.sha256(b"another").digest()
-    path = tmp_path / "store" / "blobs" / named.hex()[:2]
-    path.mkdir(parents=True)
+    path = bench.store / "blobs" / named.hex()[:2]
+    path.mkdir(parents=True, exist_ok=True)
     (path / named.hex()).write_bytes(bench.data)
     bench.serving.transfers._running.fetchable.add(named)
     with pytest.raises(BlobDamaged, match="the job's list of pieces is of the file"):

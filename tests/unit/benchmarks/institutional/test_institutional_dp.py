@@ -233,7 +233,7 @@ def by_name(figures):
 
 
 def test_a_cell_passes_the_limits_below_its_own(tmp_path, vocabulary):
-    cell = tiny(vocabulary, sigma=3.0)
+    cell = tiny(vocabulary, sigma=2.5)
     found = list(bench.measure_grid(cell, EQUAL, tmp_path))
     assert [case["limit"] for case, _ in found] == [1.0, 2.0, 4.0]
     ends = [min(cell.releases(len(part), limit) for part in cell.parts(EQUAL)) for limit in (1.0, 2.0)]
@@ -255,7 +255,7 @@ def test_a_cell_passes_the_limits_below_its_own(tmp_path, vocabulary):
 
 def test_epsilon_is_that_of_a_members_own_releases(tmp_path, vocabulary):
     """All have the same lot, so the smallest member draws the largest share and stops first."""
-    cell = tiny(vocabulary, sigma=4.0, shares=(1, 2, 4))
+    cell = tiny(vocabulary, sigma=2.0, shares=(1, 2, 4))
     ((case, figures),) = bench.measure_grid(cell, DATA, tmp_path)
     assert (case["load"], case["limit"], case["lot"]) == ("1:2:4", 4.0, 5)
     named = by_name(figures)
@@ -264,7 +264,7 @@ def test_epsilon_is_that_of_a_members_own_releases(tmp_path, vocabulary):
     sizes = [len(part) for part in cell.parts(DATA)]
     assert sizes == [10, 20, 40]
     wanted = [
-        epsilon_pld([SampledGaussian(multiplier=2.0, rate=5 / size, steps=count)], 1e-5, "add-remove")
+        epsilon_pld([SampledGaussian(multiplier=1.0, rate=5 / size, steps=count)], 1e-5, "add-remove")
         for size, count in zip(sizes, releases, strict=True)
     ]
     assert named["epsilon_sound"].more["members"] == pytest.approx(wanted, abs=1e-4)
@@ -272,7 +272,7 @@ def test_epsilon_is_that_of_a_members_own_releases(tmp_path, vocabulary):
 
 
 def test_a_rate_gives_each_member_its_own_lot(tmp_path, vocabulary):
-    cell = tiny(vocabulary, sigma=2.5, lot=None, shares=(1, 2, 4), rate=0.2)
+    cell = tiny(vocabulary, sigma=2.0, lot=None, shares=(1, 2, 4), rate=0.2)
     assert [cell.lot_of(len(part)) for part in cell.parts(DATA)] == [2, 4, 8]
     assert cell.spec(DATA.labels, 10).mechanism.lot == 2
     found = list(bench.measure_grid(cell, DATA, tmp_path))
@@ -299,7 +299,7 @@ def test_the_grid_is_the_issues():
 
 def test_measured_cells_are_skipped_and_time_ends_a_cell(tmp_path, vocabulary):
     results = Results("institutional_dp", "c", tmp_path / "results.jsonl")
-    cell = tiny(vocabulary, sigma=3.0)
+    cell = tiny(vocabulary, sigma=2.5)
     with pytest.raises(OutOfTime, match="before"):
         bench.run_grid(results, [cell], EQUAL, time.monotonic() - 1)
     assert not results.lines

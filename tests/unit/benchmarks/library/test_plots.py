@@ -38,7 +38,7 @@ def test_a_dense_drawing_is_small(tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     plt = pyplot()
     figure, axis = plt.subplots()
-    for below in range(20):
+    for below in range(10):
         axis.bar(range(100), [1] * 100, 1.0, below, rasterized=True)
     axis.plot(range(3000), [number // 1000 for number in range(3000)])
     save(figure, tmp_path / "a.svg")

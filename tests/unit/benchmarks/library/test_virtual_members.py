@@ -153,7 +153,7 @@ def test_drawn_members_are_on_the_disk_and_few_in_memory(tmp_path):
     few = replace(world_of(tmp_path, FedVocab()), members=[MEMBERS[at % 5] for at in range(3000)], cached=4)
     crew = Crew(few, None)
     values = few.bundle.manifest.decode(few.bundle.weights)
-    cohorts = [cohort_of(3000, 20, 0, number) for number in (1, 2)]
+    cohorts = [cohort_of(3000, 8, 0, number) for number in (1, 2)]
     for number, places in enumerate(cohorts, 1):
         values = play_round(crew, values, number, places)
     drawn = set(cohorts[0]) | set(cohorts[1])
@@ -326,7 +326,7 @@ def test_local_trains_every_member_and_shares_nothing(tmp_path, own):
     world = world_of(tmp_path, FedVocab() if own else FedAvg(), own, alone=True)
     crew = Crew(world, None)
     before = crew.score(world.bundle.weights, ("left",), ("test",))
-    crew.train_alone(20)
+    crew.train_alone(8)
     after = crew.score(world.bundle.weights, ("left",), ("test",))
     mean = statistics.mean
     assert mean(each["left", "test"].accuracy for each in after) > mean(

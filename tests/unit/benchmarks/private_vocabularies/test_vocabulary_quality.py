@@ -125,13 +125,14 @@ def test_a_frozen_embedding_moves_only_when_it_is_adapted(glove, tmp_path):
 
 
 def test_a_member_sends_only_the_shared_part(glove, tmp_path):
+    recipe = replace(RECIPE, rounds=1, local_epochs=1)
     hidden, width, labels = RECIPE.hidden, 6, 3
     encoder = 2 * (4 * hidden * width + 4 * hidden * hidden + 4 * hidden)
     head = 2 * hidden * labels + labels
     embedding = (len(glove.read_text().splitlines()) + 2) * width
     sent = {}
     for method in (FedAvg(), FedVocab(), LgFedAvg(), FedRecon()):
-        figures = measured(Cell("trec", method), tmp_path / method.name)
+        figures = measured(Cell("trec", method), tmp_path / method.name, recipe=recipe)
         sent[method.name] = figures["values_per_round"].value
         world = bench.world_of(Cell("trec", method), DATA, RECIPE, 0, tmp_path / f"{method.name}-again")
         layout = layout_of(world.bundle.document, 3)

@@ -131,9 +131,15 @@ def write(path, lines):
     path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The backbones of all tests, which are made from the same network and texts."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def recipe(shared, tmp_path):
-    return Recipe(members=4, rounds=3, head=HEAD, cache=tmp_path / "cache")
+def recipe(shared, cache):
+    return Recipe(members=3, rounds=3, head=HEAD, cache=cache)
 
 
 def whole_corpus(bundle, rows):
@@ -426,11 +432,12 @@ def test_centralised_makes_as_many_steps_as_all_members_together(recipe, monkeyp
 
     for module in (local, task):
         monkeypatch.setattr(module, "train", watched)
-    measured(Cell("centralised", partition="pooled", tokens=4, steps=3), recipe)
-    assert asked == [3 * 4 * 3 * BATCH]
+    recipe = replace(recipe, rounds=2)
+    measured(Cell("centralised", partition="pooled", tokens=4, steps=2), recipe)
+    assert asked == [2 * 3 * 2 * BATCH]
     asked.clear()
-    measured(Cell("prompt-tuning", tokens=4, steps=3), recipe)
-    assert asked == [3 * BATCH] * 4 * 3
+    measured(Cell("prompt-tuning", tokens=4, steps=2), recipe)
+    assert asked == [2 * BATCH] * 3 * 2
 
 
 def test_the_frozen_head_is_the_mean_of_members_heads(recipe):
@@ -477,6 +484,7 @@ def test_states_of_the_frozen_head_are_the_products(recipe, encoder):
 )
 def test_no_training_or_choice_uses_a_test(cell, recipe, shared):
     """With other labels in the test rows, only the test accuracy changes."""
+    recipe = replace(recipe, rounds=2)
     plain = measured(cell, recipe)["test_accuracy"]
     rows = [json.dumps({"text": each.text, "label": str(1 - LABELS.index(each.label))}) for each in sst2(0).test]
     write(shared / "sst2" / "dev.jsonl.gz", rows)
@@ -586,7 +594,7 @@ def test_momentum_is_added_at_the_best_rate_without_momentum():
 
 
 def test_momentum_carries_a_rounds_update_into_the_next(recipe):
-    cell = Cell("prompt-tuning", tokens=4, steps=2)
+    cell, recipe = Cell("prompt-tuning", tokens=4, steps=2), replace(recipe, rounds=2)
     bundles = [
         fedprompt_training._prompted(each, recipe, rate, 0)
         for each, rate in ((cell, Rate(0.05)), (replace(cell, server="fedavgm"), Rate(0.05, momentum=0.5)))

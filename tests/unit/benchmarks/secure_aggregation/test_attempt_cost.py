@@ -13,15 +13,15 @@ from benchmarks.secure_aggregation import attempt as secure_cost
 from benchmarks.secure_aggregation import cipher
 from benchmarks.secure_aggregation import costs as secure_agg
 from benchmarks.secure_aggregation.cohort import ChecksMissing, CohortFailed, Outcome, play
-from benchmarks.secure_aggregation.crowd import Crowd, complete_context, layout_for, sparse_context
+from benchmarks.secure_aggregation.crowd import complete_context, layout_for, sparse_context
 from benchmarks.secure_aggregation.report import PAGE
 from benchmarks.secure_aggregation.spooling import SeparateServer
 from secure_agg import Graph
 
 
 @pytest.fixture(scope="module")
-def crowd():
-    return Crowd.make(6)
+def crowd(members):
+    return members.first(6)
 
 
 class Timed:

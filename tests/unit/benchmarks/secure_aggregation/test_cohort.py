@@ -25,9 +25,9 @@ VALUES = 1000
 LOST = (2,)
 
 
-@pytest.fixture(scope="module")
-def crowd():
-    return Crowd.make(24)
+@pytest.fixture
+def crowd(members):
+    return members
 
 
 class KeepingServer(Server):

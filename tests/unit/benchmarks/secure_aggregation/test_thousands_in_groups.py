@@ -34,8 +34,8 @@ class Here:
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Crowd:
-    return Crowd.make(15)
+def crowd(members: Crowd) -> Crowd:
+    return members.first(15)
 
 
 def played(crowd: Crowd) -> tuple[Here, list[Any]]:
