@@ -147,14 +147,17 @@ def _translatable(module: Any, translated: Set[Any]) -> bool:
         aten.lift_fresh_copy.default,
     }
     casts, checks = {aten.to.dtype}, {aten._assert_tensor_metadata.default}
-    same = {aten.__and__.Tensor: aten.bitwise_and.Tensor}
+    same = {aten.__and__.Tensor: aten.bitwise_and.Tensor, aten.min.other: aten.minimum.default}
     squares = {aten.square.default}
+    additions = {aten.add_.Tensor}
     graph = module.graph
     called = [node for node in graph.nodes if node.op == "call_function"]
     for node in called:
         if node.target in names | casts | checks | squares | same.keys():
             # The program knows its outputs by name.
             replaceable = all(user.op != "output" for user in node.users)
+        elif node.target in additions:
+            replaceable = _changes_only_its_own(node)
         else:
             # A branch or a loop has graphs of its own.
             nested = isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -178,10 +181,29 @@ def _translatable(module: Any, translated: Set[Any]) -> bool:
             )
         elif node.target in squares:
             node.target, node.args = aten.mul.Tensor, (node.args[0], node.args[0])
+        elif node.target in additions:
+            node.target = aten.add.Tensor
         else:
             node.target = same.get(node.target, node.target)
     module.recompile()
     return True
+
+
+def _changes_only_its_own(node: Any) -> bool:
+    """Whether an operator changes, in place, a new tensor that nothing else reads. Then it may return another one.
+
+    T5 adds the halves of its relative positions in this way. Of equal types, the sum has that type, too.
+    """
+    import torch
+
+    changed, other = node.args
+    if not isinstance(other, torch.fx.Node) or other is changed or changed.users.keys() != {node}:
+        return False
+    # A new tensor: no input of the graph, and no view of one.
+    made = isinstance(changed.target, torch._ops.OpOverload) and not any(
+        each.alias_info for each in changed.target._schema.returns
+    )
+    return made and changed.meta["val"].dtype == other.meta["val"].dtype
 
 
 @contextlib.contextmanager

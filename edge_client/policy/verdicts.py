@@ -135,9 +135,12 @@ def open_verdict(policy: PolicyDocument, key: str, when: When, reason: Reason) -
     return Verdict(key, when, "", wanted, Outcome.OPEN, reason, sentence)
 
 
+_OUTCOMES = {True: Outcome.OK, False: Outcome.REFUSED, None: Outcome.OPEN}
+
+
 def _verdict(rule: Rule[_S], finding: Finding) -> Verdict:
     sentence = f"{rule.key}: {finding.says.format(job=finding.job, policy=finding.policy)}"
-    outcome = {True: Outcome.OK, False: Outcome.REFUSED, None: Outcome.OPEN}[finding.ok]
+    outcome = _OUTCOMES[finding.ok]
     if outcome is Outcome.REFUSED and finding.advice:
         sentence += f"; {finding.advice}"
     return Verdict(rule.key, rule.when, finding.job, finding.policy, outcome, rule.reason, sentence)

@@ -36,6 +36,9 @@ class _Pickler(pickle.Pickler):
             values = thing.detach().cpu().contiguous()
             digest = hashlib.sha256(values.view(torch.uint8).numpy() if values.ndim else values.numpy()).hexdigest()
             return (str, (f"{type(thing).__name__} {values.dtype} {[*values.shape]} {digest}",))
+        if isinstance(thing, types.ModuleType):
+            # A function's own import is among what it holds.
+            return (str, (f"module {thing.__name__}",))
         if isinstance(thing, type(threading.Lock())):
             return (str, ("lock",))
         if isinstance(thing, types.FunctionType) and "<locals>" in thing.__qualname__:

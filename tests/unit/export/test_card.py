@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -43,19 +44,27 @@ def example_of(folder: Path) -> str:
     return code
 
 
+# Runs the code once for each list of arguments. Its imports, which cost most, are shared.
+EACH = """
+import json, sys
+code, *runs = map(json.loads, sys.argv[1:])
+for arguments in runs:
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
+"""
+
+
 def answers(folder: Path, *texts: str | tuple[str, str]) -> None:
     """Runs the example in the folder, in a process of its own, and compares it with `Predictor`."""
     expected = Predictor.load(folder).predict(texts)
     assert len({each.probability for each in expected}) == len(texts)
-    code = example_of(folder)
-    for text, each in zip(texts, expected, strict=True):
-        given = [text] if isinstance(text, str) else text
-        # Isolated: neither this folder nor PYTHONPATH is searched for modules.
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", code, *given], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        label, probability = json.loads(done.stdout)
+    given = [example_of(folder), *([text] if isinstance(text, str) else text for text in texts)]
+    # Isolated: neither this folder nor PYTHONPATH is searched for modules.
+    command = [sys.executable, "-I", "-c", EACH, *map(json.dumps, given)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for line, each in zip(done.stdout.splitlines(), expected, strict=True):
+        label, probability = json.loads(line)
         assert (label, probability) == (each.label, pytest.approx(each.probability, abs=1e-6))
 
 
@@ -92,6 +101,7 @@ def test_the_example_reads_texts_as_training_did(name, split, tmp_path) -> None:
     )
     # A short text, one that spells special tokens, one with white space around it, and one that is cut.
     spelled, spaced = job.texts[-3 if job.encoder.pairs else -4], job.texts[-2 if job.encoder.pairs else -3]
+    assert np.abs(Predictor.load(out).logits(job.texts) - job.logits()).max() <= 1e-4
     longer = ("film great " * 30, "bad movie " * 20) if job.encoder.pairs else "film great bad " * 30
     answers(out, job.texts[0], spelled, spaced, longer)
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import export.prompted
+from export.prompted import convert_backbone, convert_prompted
 from tests.support.conversions import _key, _once, anew
 from tests.support.tiny_prompts import prompted
 
@@ -42,6 +44,15 @@ def test_only_the_same_conversion_has_the_same_key(kind):
         key(wrapped(inner), least=2),
     ]
     assert len({same, *others}) == 7
+
+
+@pytest.mark.parametrize("convert", [convert_prompted, convert_backbone])
+def test_exports_of_prompted_modules_are_shared(convert, monkeypatch):
+    made = []
+    monkeypatch.setattr(export.prompted, "converted", _once(lambda *given: made.append(given) or b"file"))
+    for seed in (5, 5, 6):
+        convert(prompted("roberta", seed=seed).eval())
+    assert len(made) == 2
 
 
 def test_it_is_made_once_and_again_where_a_test_asks():

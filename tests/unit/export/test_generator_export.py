@@ -131,11 +131,18 @@ def test_every_format_writes_the_same_answer(version: Material, onnx: Path, base
     assert run_here(tmp_path / "peft", base / "base", QUESTION) == expected
     if version.document.model.injection.name == "lora":
         exported(version, tmp_path / "hf", format=Format.HF)
-        # In a process of its own, as a person runs it.
-        assert run_readme(tmp_path / "hf", QUESTION) == expected
+        assert run_here(tmp_path / "hf", QUESTION) == expected
     else:
         with pytest.raises(CommandFailed, match="cannot be merged into its base; export it with --format peft"):
             exported(version, tmp_path / "hf", format=Format.HF)
+
+
+@pytest.mark.long
+def test_a_merged_model_runs_in_a_process_of_its_own(base: Path, tmp_path: Path) -> None:
+    version = trained(base, tmp_path / "job", "lora")
+    exported(version, tmp_path / "out")
+    exported(version, tmp_path / "hf", format=Format.HF)
+    assert run_readme(tmp_path / "hf", QUESTION) == written(tmp_path / "out")
 
 
 def test_a_frozen_matrix_of_an_adapter_is_merged(base: Path, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ MAX = 24
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(40))]
 SIZES = {
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 24,
     "max_position_embeddings": 40,
     "initializer_range": 0.2,
 }
-DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24, "max_position_embeddings": 40}
+DISTILBERT = {"dim": 16, "n_layers": 1, "n_heads": 4, "hidden_dim": 24, "max_position_embeddings": 40}
 MODELS: dict[str, Model] = {
     "textcnn": TextCNNModel(embedding=8, widths=(2, 3), maps=5, max_tokens=MAX),
     "max": BiLSTMModel(embedding=8, hidden=7, pooling="max", max_tokens=MAX),

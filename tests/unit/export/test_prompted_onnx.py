@@ -1,6 +1,5 @@
 """Prompted models as ONNX: one file with the prompt inside, and one backbone file with prompts beside it."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -20,8 +19,7 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize(("family", "injection"), [("bert", "lstm"), ("t5", "prefix-mlp")], ids=["bert", "t5"])
 def test_the_file_gives_the_modules_logits_at_every_shape(family, injection) -> None:
     module = prompted(family, injection).eval()
-    # T5 adds to its positions in place.
-    with conversions.light() if family == "bert" else nullcontext():
+    with conversions.light():
         data = convert_prompted(module)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     seen, largest = [], 0.0

@@ -446,7 +446,7 @@ def test_a_missing_backbone_folder_is_reported_at_once(identity, tmp_path):
 # ---- what runs -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5"])
+@pytest.mark.parametrize("kind", ["bert", pytest.param("t5", marks=pytest.mark.long)])
 def test_an_export_reads_texts_as_members_do(kind, folder, job, tmp_path):
     found = job if kind == "bert" else bundled(tmp_path, kind)
     report = export_model(
