@@ -25,7 +25,9 @@ _off: list[None] = []
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as their values, locks without a state, and local functions and classes as what they hold."""
+    """Writes tensors as their values, locks without a state, modules as their names, and local functions and classes
+    as what they hold.
+    """
 
     def reducer_override(self, thing: Any) -> Any:
         import torch
@@ -38,6 +40,9 @@ class _Pickler(pickle.Pickler):
             return (str, (f"{type(thing).__name__} {values.dtype} {[*values.shape]} {digest}",))
         if isinstance(thing, type(threading.Lock())):
             return (str, ("lock",))
+        if isinstance(thing, types.ModuleType):
+            # A wrapper's functions hold torch, which its maker imports.
+            return (str, (f"module {thing.__name__}",))
         if isinstance(thing, types.FunctionType) and "<locals>" in thing.__qualname__:
             code = thing.__code__
             held = [cell.cell_contents for cell in thing.__closure__ or ()], thing.__defaults__, thing.__kwdefaults__

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from export.prompted import convert_prompted
 from tests.support.conversions import _key, _once, anew
 from tests.support.tiny_prompts import prompted
 
@@ -42,6 +43,11 @@ def test_only_the_same_conversion_has_the_same_key(kind):
         key(wrapped(inner), least=2),
     ]
     assert len({same, *others}) == 7
+
+
+def test_a_prompted_model_is_converted_once():
+    """Its wrapper's functions hold the module torch, besides the model and the prompt."""
+    assert convert_prompted(prompted("bert")) is convert_prompted(prompted("bert"))
 
 
 def test_it_is_made_once_and_again_where_a_test_asks():
