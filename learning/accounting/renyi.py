@@ -215,7 +215,7 @@ def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
 
 @lru_cache(maxsize=1)
 def _nodes(multiplier: float, rate: float) -> tuple[Vector, Vector, Vector]:
-    """x, u and log((1 - q) + q e^y) at the nodes of the highest fractional order; lower orders use the first of them."""
+    """x, u and log((1 - q) + q e^y) at the nodes of the highest fractional order, whose first ones lower orders use."""
     scale = 1 / multiplier
     x = np.arange(-_TAIL, _HIGHEST_FRACTION * scale + _TAIL, _NODE)
     y = scale * x - scale * scale / 2
