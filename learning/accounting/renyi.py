@@ -46,6 +46,9 @@ _ALPHA: Final = np.array(ORDERS)
 _MAX_DIFFERENCE: Final = 256
 # Standard deviations at which an integral over the Gaussian is cut off: the rest is below 1e-37 of it.
 _TAIL: Final = 13.0
+# Width between the nodes of the integral for a Poisson draw, in standard deviations.
+_NODE: Final = 1 / 32
+_HIGHEST_FRACTION: Final = max(order for order in ORDERS if not order.is_integer())
 
 Vector = NDArray[np.float64]
 
@@ -171,10 +174,18 @@ def _log_moment_integer(order: int, multiplier: float, rate: float) -> float:
     if order == 1:
         return 0.0
     k = np.arange(2.0, order + 1)
+    moments = _log_excess_moments(multiplier)[: order - 1]
+    terms = _log_choose(order) + k * math.log(rate) + (order - k) * math.log1p(-rate) + moments
+    return float(np.logaddexp(0.0, _log_sum(terms)))
+
+
+@lru_cache(maxsize=1)
+def _log_excess_moments(multiplier: float) -> Vector:
+    """log(e^(k(k-1) / 2 sigma^2) - 1) for k = 2 ... the highest order. All orders of one event use a part of it."""
+    k = np.arange(2.0, max(ORDERS) + 1)
     with np.errstate(over="ignore", divide="ignore"):
         exponent = k * (k - 1) / 2 / np.float64(multiplier) / np.float64(multiplier)
-    terms = _log_choose(order) + k * math.log(rate) + (order - k) * math.log1p(-rate) + _log_expm1(exponent)
-    return float(np.logaddexp(0.0, _log_sum(terms)))
+    return _log_expm1(exponent)
 
 
 def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
@@ -184,14 +195,8 @@ def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
     exp(-2 pi * strip / step): under 1e-13 of the integral from a multiplier of 0.05 up. (The series of section 3.3
     converges slowly at large q. Summed without its signs, it is well above the integral at orders below 5.)
     """
-    scale = 1 / multiplier
-    step = 1 / 32
-    x = np.arange(-_TAIL, order * scale + _TAIL, step)
-    y = scale * x - scale * scale / 2
-    u = rate * np.expm1(np.minimum(y, 600.0))
-    log_ratio = np.where(
-        y < 30, np.log1p(rate * np.expm1(np.minimum(y, 30.0))), np.logaddexp(math.log1p(-rate), math.log(rate) + y)
-    )
+    nodes = math.ceil((order / multiplier + 2 * _TAIL) / _NODE)
+    x, u, log_ratio = (each[:nodes] for each in _nodes(multiplier, rate))
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         large = order * log_ratio + np.log1p(-(1 + order * u) * np.exp(-order * log_ratio))
     # Near u = 0 the three parts cancel. The binomial series takes over there; its ten terms are exact to rounding.
@@ -205,7 +210,20 @@ def _log_moment_fraction(order: float, multiplier: float, rate: float) -> float:
     with np.errstate(divide="ignore"):
         small = np.log(series)
     logs = np.where(near, small, large)
-    return float(np.logaddexp(0.0, _log_sum(logs - x * x / 2) + math.log(step / math.sqrt(2 * math.pi))))
+    return float(np.logaddexp(0.0, _log_sum(logs - x * x / 2) + math.log(_NODE / math.sqrt(2 * math.pi))))
+
+
+@lru_cache(maxsize=1)
+def _nodes(multiplier: float, rate: float) -> tuple[Vector, Vector, Vector]:
+    """x, u and log((1 - q) + q e^y) at the nodes of the highest fractional order, whose first ones lower orders use."""
+    scale = 1 / multiplier
+    x = np.arange(-_TAIL, _HIGHEST_FRACTION * scale + _TAIL, _NODE)
+    y = scale * x - scale * scale / 2
+    u = rate * np.expm1(np.minimum(y, 600.0))
+    log_ratio = np.where(
+        y < 30, np.log1p(rate * np.expm1(np.minimum(y, 30.0))), np.logaddexp(math.log1p(-rate), math.log(rate) + y)
+    )
+    return x, u, log_ratio
 
 
 # --- Lot of a fixed size ----------------------------------------------------------------------------------------------
@@ -334,6 +352,7 @@ def _log_factorials() -> Vector:
     return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1.0, max(ORDERS) + 1)))])
 
 
+@lru_cache(maxsize=2 * len(ORDERS))
 def _log_choose(order: int) -> Vector:
     """log C(order, k) for k = 2 ... order."""
     logs = _log_factorials()

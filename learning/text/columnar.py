@@ -24,7 +24,7 @@ __all__ = ["SUFFIXES", "Columns", "ColumnsInvalid", "columnar_files", "open_colu
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 
-# Memory of the process that reads, of which Python and pyarrow take 80 MiB.
+# Memory of the process that reads, of which Python and pyarrow take 35 MiB.
 _MAX_MEMORY = 1 << 30
 # A file gives at most as many bytes of JSON as the first, or its size times the second.
 _MAX_UNPACKED, _MAX_RATIO = 256 << 20, 100

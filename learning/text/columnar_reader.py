@@ -265,4 +265,6 @@ def main(source: IO[str] = sys.stdin, target: IO[str] = sys.stdout) -> None:
 
 
 if __name__ == "__main__":
+    # pyarrow imports numpy if it can. Nothing here needs it, and it takes as long as all the rest.
+    sys.modules["numpy"] = None  # type: ignore[assignment]
     main()

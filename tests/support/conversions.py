@@ -25,7 +25,9 @@ _off: list[None] = []
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as their values, locks without a state, and local functions and classes as what they hold."""
+    """Writes tensors as their values, locks without a state, modules as their names, and local functions and classes
+    as what they hold.
+    """
 
     def reducer_override(self, thing: Any) -> Any:
         import torch

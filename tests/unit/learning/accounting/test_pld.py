@@ -38,13 +38,13 @@ def agree(ours, theirs, rel=2e-6):
 @pytest.mark.parametrize(
     ("multiplier", "rate", "count", "width"),
     [
-        (1.0, 0.01, 1000, 1e-4),
+        (1.0, 0.01, 1000, 4e-4),
         (0.5, 0.1, 50, 1e-3),
-        (4.0, 0.05, 3000, 3e-5),
+        (4.0, 0.05, 3000, 1e-4),
         (1.1, 0.999, 40, 1e-3),
-        (2.0, 1.0, 7, 1e-4),
-        (0.05, 0.5, 3, 5e-3),
-        (0.02, 1.0, 1, 1e-2),
+        (2.0, 1.0, 7, 1e-3),
+        (0.05, 0.5, 3, 2e-2),
+        (0.02, 1.0, 1, 5e-2),
     ],
 )
 def test_a_sampled_gaussian_is_the_librarys(multiplier, rate, count, width):
@@ -60,9 +60,9 @@ def test_laplace_noise_is_the_librarys(epsilon):
 @pytest.mark.parametrize(
     ("std", "shift", "width"),
     [
-        (55.4, 32, 1e-4),
+        (55.4, 32, 1e-3),
         pytest.param(20.0, 64, 1e-3, marks=pytest.mark.long),
-        (300.0, 32, 1e-4),
+        (300.0, 32, 1e-3),
         (0.7, 1, 1e-3),
         (14.0, 32, 1e-3),
     ],
@@ -75,7 +75,7 @@ def test_a_discrete_gaussian_is_the_librarys(std, shift, width):
 
 
 def test_releases_of_different_kinds_compose_as_the_librarys_do():
-    width = 1e-4
+    width = 5e-4
     ours = identity_pld(width).plus(gaussian_pld(3.0, width)).plus(gaussian_pld(1.0, width, 0.02).times(300))
     theirs = library.identity(value_discretization_interval=width).compose(theirs_of(3.0, width))
     theirs = theirs.compose(theirs_of(1.0, width, 0.02).self_compose(300))

@@ -143,7 +143,7 @@ def test_the_number_of_rehearsals_follows_from_the_time_of_the_first() -> None:
 
 def published(kind: str, canaries, rows, steps: int):
     """A version of plain training on these rows, as a subject, and version 0's bytes."""
-    recipe = {"optimiser": "adam", "learning_rate": 0.02, "epochs": steps, "batch": 8}
+    recipe = {"optimiser": "adam", "learning_rate": 0.04, "epochs": steps, "batch": 8}
     subject = subject_of(kind, "none", training=recipe)
     values = subject.values + subject.release([*rows, *canaries], SeededRandom("published"), 1)
     return subject.at(np.asarray(values, dtype="<f4").tobytes()), subject.version
@@ -153,7 +153,7 @@ def test_planted_canaries_betray_a_version_that_learnt_them_by_heart() -> None:
     random = SeededRandom("planted")
     canaries = make_canaries(WORDS, LABELS, 200, random)
     there = coins_of(200, random)
-    subject, start = published("textcnn", with_coins(canaries, there), rows_of(40), 40)
+    subject, start = published("textcnn", with_coins(canaries, there), rows_of(40), 20)
     found = by_canaries(subject, start, "version-1", canaries, there.tolist(), 1.0, delta=DELTA, confidence=0.95)
     assert found.above, found.sentence
     # Coins that were not used for training say nothing.
@@ -170,7 +170,7 @@ def test_rows_of_two_files_are_told_apart_but_decide_nothing() -> None:
         [Example(each.text, LABELS[int(there)]) for each, there in zip(part, coins_of(len(part), random), strict=True)]
         for part in (own, held_out)
     )
-    subject, start = published("textcnn", [], own, 40)
+    subject, start = published("textcnn", [], own, 20)
     found = by_pairs(
         subject, start, "version-1", own, held_out, 0.1, SeededRandom("pairs"), delta=DELTA, confidence=0.95
     )

@@ -29,8 +29,24 @@ def told(done: int, total: int) -> None:
     assert 0 < done <= total
 
 
-@pytest.mark.parametrize("kind", [None, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_1])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
+KINDS = [None, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_1]
+# Every family, and every kind of number; the other pairs of them are long.
+PAIRS = [("llama", kind) for kind in KINDS] + [
+    ("gpt2", None),
+    ("gpt2", Type.Q4_1),
+    ("qwen2", Type.F16),
+    ("qwen3", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param(family, kind, marks=() if (family, kind) in PAIRS else pytest.mark.long)
+        for family in ("llama", "qwen2", "qwen3", "gpt2")
+        for kind in KINDS
+    ],
+)
 def test_the_checkpoint_computes_what_the_model_does(family: str, kind: Type | None, tmp_path: Path) -> None:
     model = tiny_gguf(tmp_path / "tiny.gguf", family, kind=kind)
     record, new = Collection(tmp_path / "backbones").add_gguf(tmp_path / "tiny.gguf", "tiny", told)

@@ -61,8 +61,14 @@ def test_a_step_is_that_of_the_batchs_mean_loss(family: str, injection: str) -> 
     assert result.loss_sum == pytest.approx(float(losses.detach().sum()), rel=1e-5)
 
 
-@pytest.mark.parametrize("microbatch", [1, 2, 4])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("microbatch", "checkpointing"),
+    [
+        (1, False),
+        (4, True),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, False), (4, False), (1, True), (2, True))),
+    ],
+)
 def test_accumulated_pieces_make_the_step_of_the_whole_batch(microbatch: int, checkpointing: bool) -> None:
     ids, targets = rows(11)
     seen: list[int] = []

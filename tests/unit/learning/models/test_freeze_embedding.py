@@ -163,20 +163,21 @@ def test_updates_and_versions_hold_only_what_is_trained(folder, tmp_path, model)
         *((model, {}) for model in MODELS),
         *(("textcnn", {"mechanism": each}) for each in MECHANISMS.values() if each != "none"),
         ("rvae", {"mechanism": DP_SGD}),
-        ("transformer", {"mechanism": DP_SGD}),
+        pytest.param("transformer", {"mechanism": DP_SGD}, marks=pytest.mark.long),
         ("bilstm", {"method": "fedprox"}),
         ("textcnn", {"server": "fedadam"}),
         ("textcnn", {"server": "fedyogi", "mechanism": DP_SGD}),
         *(
-            (
+            pytest.param(
                 "textcnn",
                 {
                     "mechanism": DP_SGD,
                     "aggregation": {"groups": 3, "assumed_corrupt": 1, "combine": combine},
                     "rounds": {"min_members": 9, "target_members": 9},
                 },
+                marks=marks,
             )
-            for combine in ("median", "reject-outliers")
+            for combine, marks in (("median", ()), ("reject-outliers", pytest.mark.long))
         ),
     ],
     ids=str,

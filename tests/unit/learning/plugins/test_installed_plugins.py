@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 
-from learning.plugins.installed import PluginUnusable, checked
+from learning.plugins.installed import PluginUnusable, checked, installed_plugins
 from tests.support.plugins import GOOD, found, installed, model_of
 
 
@@ -83,6 +83,18 @@ def test_a_distribution_without_models_registers_none(site):
     installed(site, {"tacit_own.py": GOOD})
     with pytest.raises(PluginUnusable, match="plugin torch"):
         checked(model_of(distribution="torch", version=torch.__version__))
+
+
+def test_the_first_distribution_of_a_name_counts_even_if_it_registers_none(site, tmp_path, monkeypatch):
+    """As for an import: what is behind it on the path is not what runs."""
+    installed(site, {"tacit_own.py": GOOD}, name="Tacit_Own")
+    assert [each.distribution for each in installed_plugins()] == ["tacit-own"]
+    other = tmp_path / "other"
+    entry_points = installed(other, {"tacit_own.py": GOOD}, version="2.0") / "entry_points.txt"
+    monkeypatch.syspath_prepend(str(other))
+    assert [each.version for each in installed_plugins()] == ["2.0"]
+    entry_points.unlink()
+    assert installed_plugins() == []
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def test_they_pass_the_check_of_every_private_training(family, injection) -> Non
         assert all(parameter.grad is None for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert", "electra"])
+@pytest.mark.parametrize(
+    "family", ["electra", *(pytest.param(each, marks=pytest.mark.long) for each in ("roberta", "distilbert"))]
+)
 @with_each
 def test_gradients_under_a_classification_head_are_told_apart_too(family, injection) -> None:
     module = prompted(family, injection, Head())
@@ -96,7 +98,7 @@ def test_gradients_under_a_classification_head_are_told_apart_too(family, inject
 
 
 @pytest.mark.parametrize("injection", [*CHOSEN, "prompt", "prefix", "lora"])
-@pytest.mark.parametrize("layers", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("layers", [pytest.param((1,), marks=pytest.mark.long), (0, 1, 2)])
 def test_gradients_under_a_head_over_layers_are_told_apart(injection, layers) -> None:
     module = prompted("bert", injection, Head(layers))
     ids, labels = texts("bert")
@@ -152,7 +154,7 @@ def broadcast(module: PromptedModel) -> PromptedModel:
     return module
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "t5"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.long), "t5"])
 @pytest.mark.parametrize("injection", ["prompt", "mlp", "lstm", "prefix", "prefix-mlp"])
 def test_one_prompt_for_the_batch_is_refused(family, injection) -> None:
     module = broadcast(prompted(family, injection))

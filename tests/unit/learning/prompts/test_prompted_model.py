@@ -339,7 +339,9 @@ def test_narrowing_keeps_the_word_embedding_and_checks_ids() -> None:
         pass
 
 
-@of_each
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=() if each in ("bert", "t5") else pytest.mark.long) for each in FAMILIES]
+)
 def test_training_lowers_the_loss(family) -> None:
     module = prompted(family, "prompt")
     ids, _ = texts(family, batch=30)

@@ -22,9 +22,9 @@ EVEN = np.array([1, 1])
 
 @pytest.fixture(scope="module")
 def learnt():
-    texts, labels = toy_texts(300)
+    texts, labels = toy_texts(200)
     module = toy_model(replace(SMALL, free_bits=1.0))
-    recipe = Training(epochs=25, batch=32, optimiser="adam", learning_rate=0.01)
+    recipe = Training(epochs=15, batch=32, optimiser="adam", learning_rate=0.03)
     train_plain(module, toy_words().encode(texts, labels), recipe, seed=2)
     return module
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -241,10 +242,10 @@ def test_a_page_that_unpacks_to_more_than_the_memory_is_refused(tmp_path: Path, 
     pq.write_table(table, tmp_path / "it.parquet", compression="zstd", use_dictionary=False)
     pyarrow.feather.write_feather(table, tmp_path / "it.feather", "zstd")
     del table
-    monkeypatch.setattr(columnar, "_MAX_MEMORY", 100 << 20)
+    monkeypatch.setattr(columnar, "_MAX_MEMORY", 60 << 20)
     for name in ("it.parquet", "it.feather"):
         assert (tmp_path / name).stat().st_size < 1 << 16
-        with pytest.raises(DataInvalid, match="takes more than 100 MiB of memory"):
+        with pytest.raises(DataInvalid, match="takes more than 60 MiB of memory"):
             read_data(tmp_path / name)
 
 
@@ -279,7 +280,7 @@ def test_a_file_larger_than_the_memory_is_read_in_pages(tmp_path: Path, monkeypa
     pq.write_table(table, tmp_path / "it.parquet", use_dictionary=False, row_group_size=len(texts))
     stream(table, tmp_path / "it.arrow", 500)
     del table
-    monkeypatch.setattr(columnar, "_MAX_MEMORY", 108 << 20)
+    monkeypatch.setattr(columnar, "_MAX_MEMORY", 65 << 20)
     for name in ("it.parquet", "it.arrow"):
         assert [each.text for each in read_examples(tmp_path / name)] == texts
 
@@ -330,6 +331,15 @@ def test_a_folder_is_one_that_datasets_wrote(tmp_path: Path) -> None:
     (folder / "state.json").write_text('{"_data_files": []}')
     with pytest.raises(DataInvalid, match="has no rows"):
         read_data(folder)
+
+
+def test_the_reader_imports_no_numpy(tmp_path: Path) -> None:
+    """Its import takes as long as pyarrow's, and more memory than a page."""
+    path = write(tmp_path / "it.parquet", text=["a"], label=["x"])
+    code = "import runpy, sys; runpy.run_module('learning.text.columnar_reader', run_name='__main__'); print(sys.modules['numpy'])"  # noqa: E501
+    request = json.dumps({"files": [str(path)], "columns": ["text"], "limit": 1 << 30})
+    done = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ['["a"]', "null", "None"]
 
 
 def test_the_reader_is_started_alone(tmp_path: Path) -> None:

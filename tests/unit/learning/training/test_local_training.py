@@ -152,7 +152,7 @@ def test_with_logit_adjustment_label_frequencies_are_not_learnt(adjusted: bool) 
     ids, labels = np.full((200, 4), 20, dtype=np.int64), np.zeros(200, dtype=np.int64)
     labels[:10], labels[10:20] = 1, 2
     module = module_of(MODEL.model_copy(update={"dropout": 0.0}))
-    train(module, ids, labels, Training(epochs=60, batch=50, learning_rate=0.01, logit_adjustment=adjusted), seed=0)
+    train(module, ids, labels, Training(epochs=60, batch=200, learning_rate=0.03, logit_adjustment=adjusted), seed=0)
     logits = module(torch.from_numpy(ids[:1])).detach().numpy()[0]
     lead = logits[0] - logits[1:]
     assert np.abs(lead - (0 if adjusted else np.log(180 / 10))).max() < (0.15 if adjusted else 0.4)

@@ -83,7 +83,9 @@ def test_a_module_that_moves_keeps_its_precision() -> None:
         assert {each.device.type for each in network_of(module)} == {"meta"}
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=() if each in ("bert", "t5") else pytest.mark.long) for each in FAMILIES]
+)
 def test_training_in_bfloat16_follows_training_in_float32(family) -> None:
     ids, _ = texts(family, batch=30)
     labels = (ids[:, 0] % LABELS).numpy()
