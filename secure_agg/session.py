@@ -106,11 +106,24 @@ def advertisement_statement(context: RoundContext, advertisement: Advertisement 
 
 def roster_root(advertisements: Iterable[Advertisement | DigestAdvertisement]) -> bytes:
     """A digest of all entries in the order of names, 32 bytes. Certificates and keys enter by their digest."""
-    entries = tuple(
-        (entry.member, entry.certificate_digest, entry.keys_digest, entry.nonce, entry.signature)
-        for entry in sorted(map(_brief, advertisements), key=lambda entry: entry.member)
+    return _root_of(tuple(sorted(map(_brief, advertisements), key=lambda entry: entry.member)))
+
+
+# These are cached, because a member computes them when it asks for what it lacks of a roster, and again when it has
+# that.
+@lru_cache(maxsize=4)
+def _root_of(entries: tuple[DigestAdvertisement, ...]) -> bytes:
+    fields = tuple(
+        (entry.member, entry.certificate_digest, entry.keys_digest, entry.nonce, entry.signature) for entry in entries
     )
-    return digest(Purpose.ROSTER, entries)
+    return digest(Purpose.ROSTER, fields)
+
+
+@lru_cache(maxsize=4)
+def _ring_of(entries: tuple[DigestAdvertisement, ...]) -> tuple[MemberId, ...]:
+    """The ring of a sparse graph over these entries, sorted by name."""
+    seed = ring_seed(_root_of(entries), (entry.nonce for entry in entries))
+    return ring_order(seed, (entry.member for entry in entries))
 
 
 def roster_entry(advertisement: Advertisement | DigestAdvertisement) -> bytes:
@@ -126,7 +139,6 @@ def roster_entry(advertisement: Advertisement | DigestAdvertisement) -> bytes:
     )
 
 
-# Cached, because a member computes it when it asks for what it lacks of a roster, and again when it has that.
 @lru_cache(maxsize=4)
 def grouped_root(names: tuple[MemberId, ...], tree: bytes) -> bytes:
     """A digest of a roster that is split into groups, 32 bytes: of all names, and the root of the tree over all entries
@@ -349,8 +361,7 @@ class Session(Names):
             return drawn(self.root, self.members, grouped.groups)
         if sparse is None:
             return CompleteGraph(self.members)
-        seed = ring_seed(self.root, (entry.nonce for entry in self.entries.values()))
-        return HararyGraph(ring_order(seed, self.members), sparse.degree)
+        return HararyGraph(_ring_of(tuple(self.entries.values())), sparse.degree)
 
     @property
     def groups(self) -> tuple[tuple[MemberId, ...], ...]:

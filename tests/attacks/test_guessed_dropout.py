@@ -23,10 +23,10 @@ from tacit.mechanism import DpSgd
 from tacit.model import TextCNNModel
 from tests.support.random_sources import Seeded
 
-WORDS, LENGTH, TEXTS = 60, 12, 512
+WORDS, LENGTH, TEXTS = 60, 12, 256
 MODEL = TextCNNModel(embedding=16, maps=16, max_tokens=LENGTH)
 MECHANISM = DpSgd(noise_multiplier=2.0, clip=1.0, lot=TEXTS, steps=1)
-RECIPE = Training(optimiser="sgd", learning_rate=1.0, batch=64)
+RECIPE = Training(optimiser="sgd", learning_rate=1.0, batch=128)
 
 
 class Noted(Seeded):
@@ -86,7 +86,7 @@ def attack(there, name):
 
     # The result of the second call began the coins, with all of it or its first 32 bits.
     key = source.given[1]
-    seeds = [int.from_bytes(key[:4], "little"), *np.random.default_rng(1).integers(2**32, size=9).tolist()]
+    seeds = [int.from_bytes(key[:4], "little"), *np.random.default_rng(1).integers(2**32, size=4).tolist()]
     guesses = {
         (place, guess): likelihood(
             summed(*((ids, labels) if guess else (ids[1:], labels[1:])), lambda m, s=seed: m.seed(s))

@@ -40,8 +40,11 @@ def sums(there):
     return by_label(losses, losses == 0, labels, 2, range(len(losses)), 5.0, Seeded("coins"))
 
 
+# A member computes its sums once for a question. Noise is what it could draw anew.
+SUMS = {there: sums(there) for there in (False, True)}
+MOVED = SUMS[True] - SUMS[False]
 # How the row moves an answer, as a direction of length one: the adversary's best test between there and not.
-DIRECTION = (sums(True) - sums(False)) / np.linalg.norm(sums(True) - sums(False))
+DIRECTION = MOVED / np.linalg.norm(MOVED)
 
 
 @functools.cache
@@ -51,8 +54,8 @@ def differences(there, attempts=1, *, anew=False):
     # Fifty draws a run show what they show in fewer runs.
     for run in range(RUNS // 2 if anew else RUNS):
         drawn = attempts if anew else 1
-        answers = [noised(sums(there), NOISE, Seeded(f"{run}/{at}/{there}")).change for at in range(drawn)]
-        others = sum(noised(sums(False), NOISE, Seeded(f"{run}/other/{member}")).change for member in range(1, MEMBERS))
+        answers = [noised(SUMS[there], NOISE, Seeded(f"{run}/{at}/{there}")).change for at in range(drawn)]
+        others = sum(noised(SUMS[False], NOISE, Seeded(f"{run}/other/{member}")).change for member in range(1, MEMBERS))
         seen = [(each + others) - others for each in answers]
         found.append(np.mean(seen, axis=0) @ DIRECTION)
     return np.array(found)
@@ -65,8 +68,7 @@ def advantage(without, there):
 
 
 def test_without_noise_one_version_tells_whether_the_row_is_there():
-    moved = sums(True) - sums(False)
-    assert np.abs(moved).tolist() == [HALF, HALF, HALF, 0, 0, 0]
+    assert np.abs(MOVED).tolist() == [HALF, HALF, HALF, 0, 0, 0]
 
 
 def test_new_noise_for_each_attempt_and_one_charge_would_tell_it_too():

@@ -51,7 +51,7 @@ class Attacked:
 
     def searched(self, canary: Canary) -> bool:
         """Whether the most likely secret after the prompt is the planted one."""
-        found = cheapest(costs_of(self.module, self.encoder, canary.prompt), len(canary.secret), max_asked=1000)
+        found = cheapest(costs_of(self.module, self.encoder, canary.prompt), len(canary.secret), max_asked=300)
         return found is not None and found.secret == canary.secret
 
 
@@ -69,7 +69,7 @@ def remembering(rows):
     encoder = small_encoder()
     module = small_writer(encoder)
     ids, targets = encoder.encode(rows)
-    train(module, ids, targets, Training(optimiser="adamw", learning_rate=0.003, batch=16, epochs=70), seed=1)
+    train(module, ids, targets, Training(optimiser="adamw", learning_rate=0.006, batch=52, epochs=70), seed=1)
     return Attacked(encoder, module)
 
 
@@ -78,10 +78,10 @@ def private(rows):
     encoder = small_encoder()
     module = small_writer(encoder)
     ids, targets = encoder.encode(rows)
-    asked = DpSgd(noise_multiplier=1.0, clip=1.0, lot=64, steps=60)
+    asked = DpSgd(noise_multiplier=1.0, clip=1.0, lot=64, steps=30)
     (planned,) = rows_of(asked, Setting(len(rows), 1, DELTA), [EPSILON])
     mechanism = asked.model_copy(update={"noise_multiplier": planned.gate})
-    recipe = Training(optimiser="sgd", learning_rate=0.5, batch=64)
+    recipe = Training(optimiser="sgd", learning_rate=0.8, batch=64)
     train_private(module, ids, targets, recipe, mechanism, random=SeededRandom("noise"), seed=1)
     return Attacked(encoder, module)
 

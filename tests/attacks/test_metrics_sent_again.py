@@ -6,6 +6,7 @@ is one member's vector with one member's noise. A ledger that counted the noise 
 factor of h in every divergence.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -22,12 +23,17 @@ MEMBERS, HONEST, RUNS = 9, 8, 1000
 NOISE = MetricNoise(3.0, 1000)
 
 
+@functools.cache
+def measured(rows):
+    """What a member measures once for a version."""
+    return metrics_of(np.zeros(rows), np.ones(rows, dtype=bool), range(rows), 1.0, Seeded("rounding"))
+
+
 def sent(run, member, there):
-    rows = 20 if member else there
-    metrics = metrics_of(np.zeros(rows), np.ones(rows, dtype=bool), range(rows), 1.0, Seeded("rounding"))
-    return noised(metrics, NOISE, Seeded(f"{run}/{member}"))
+    return noised(measured(20 if member else there), NOISE, Seeded(f"{run}/{member}"))
 
 
+@functools.cache
 def differences(there):
     """The first sum less the second, in which member 0 is missing. `there` is the number of rows that it measures."""
     found = []

@@ -62,7 +62,7 @@ class Federation:
         self.folder = folder
         self.made = {}
         job = self.job(ONE_SUM)
-        *_, last = federate(job, [Member(rows) for rows in HELD], 6, SeededRandom("start"))
+        *_, last = federate(job, [Member(rows) for rows in HELD], 7, SeededRandom("start"))
         self.start = last.values
         self.probe = Probe(job, TESTED, BACKDOOR)
 
@@ -80,7 +80,7 @@ class Federation:
                     "dropout": 0.0,
                     "max_tokens": 16,
                 },
-                training={"epochs": 2, "batch": 16, "learning_rate": 0.01},
+                training={"epochs": 2, "batch": ROWS, "learning_rate": 0.03},
                 rounds={"min_members": MEMBERS, "target_members": MEMBERS},
                 aggregation={"assumed_corrupt": 1, "coordinate_bound": 10.0, "max_weight": 100, **aggregation},
             )

@@ -8,6 +8,7 @@ The difference of the two sums is that member's answer, with whatever noise does
 - Tacit holds one answer for each question and charges by the member's own noise. Asking anew is charged anew.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -34,9 +35,14 @@ def rows(member, there):
     return [*found, Example("one more", "ill")] if member == 0 and there else found
 
 
+@functools.cache
+def counted(member, there):
+    """What a member counts once for a question. Noise is what it could draw anew."""
+    return counts_of(QUESTION, rows(member, there), None, "example")
+
+
 def answer(run, member, there, draw=0):
-    counts = counts_of(QUESTION, rows(member, there), None, "example")
-    return noised(counts, NOISE, Seeded(f"{run}/{member}/{draw}/{there}")).change.astype(np.float64)
+    return noised(counted(member, there), NOISE, Seeded(f"{run}/{member}/{draw}/{there}")).change.astype(np.float64)
 
 
 def isolated(run, there, *, holds):

@@ -3,8 +3,7 @@
 Includes what a lying coordinator can do with the numbers of a sparse graph, and with the certificates of a roster.
 """
 
-import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -229,71 +228,86 @@ def test_the_numbers_of_a_job_must_meet_the_members_own_minimum():
     assert "12 corrupt members; the policy requires 25" in refusal.detail
 
 
-def test_a_missing_certificate_is_refused_by_name_and_costs_nobody_else():
-    fleet = few()
-    withheld = hashlib.sha256(fleet.members["m99"].environment.identity.certificate).digest()
+@dataclass
+class Fetching:
+    """A round in which three members lack something of the roster, what each lacks, and all members' certificates."""
+
+    fleet: Fleet
+    certificates: dict[str, bytes]
+    withheld_certificate: bytes
+    withheld_keys: bytes
+
+
+# Who lacks a neighbour's keys, and who has all certificates but two and its own. The victim lacks a certificate.
+KEYLESS, NEWCOMER, UNKNOWN = "m17", "m27", ("m98", "m99")
+
+
+@pytest.fixture(scope="module")
+def fetching():
+    fleet, keys, seen = few(), [], []
+    certificates = {name: each.environment.identity.certificate for name, each in fleet.members.items()}
+    digests = {name: secure_agg.certificate_digest(each) for name, each in certificates.items()}
     everybody = fleet.serves
-    fleet.serves = lambda name, digest: None if (name, digest) == (VICTIM, withheld) else everybody(name, digest)
-    fleet.connect().run(lambda: bool(fleet.ends()))
-    fleet.check()
-    (refusal,) = refusals(fleet)
-    assert refusal.reason == Reason.REASON_ROSTER_CERTIFICATE_MISSING
-    assert "m99" in refusal.detail
-    assert fleet.members[VICTIM].kept == []
-    (end,) = fleet.ends()
-    assert end.published
-    assert (VICTIM, Reason.REASON_ROSTER_CERTIFICATE_MISSING) in {(each.member, each.reason) for each in end.dropouts}
-
-
-def test_missing_keys_of_a_neighbour_are_refused_by_name_and_cost_nobody_else():
-    fleet = few()
-    everybody, withheld = fleet.serves, []
 
     def serves(name, digest):
         found = everybody(name, digest)
-        if name != VICTIM or found is None or len(found) != KEYS_BYTES or withheld not in ([], [digest]):
+        if (name, digest) == (VICTIM, digests["m99"]):
+            return None
+        if name != KEYLESS or found is None or len(found) != KEYS_BYTES or keys not in ([], [digest]):
             return found
-        withheld[:] = [digest]
+        keys[:] = [digest]
         return None
-
-    fleet.serves = serves
-    fleet.connect().run(lambda: bool(fleet.ends()))
-    fleet.check()
-    (refusal,) = refusals(fleet)
-    assert refusal.reason == Reason.REASON_ROSTER_KEYS_MISSING
-    assert withheld[0].hex() in refusal.detail
-    (end,) = fleet.ends()
-    assert end.published
-
-
-def test_only_unknown_certificates_are_fetched_and_only_once():
-    fleet = few()
-    certificates = {name: each.environment.identity.certificate for name, each in fleet.members.items()}
-    known = {
-        secure_agg.certificate_digest(certificate): certificate
-        for name, certificate in certificates.items()
-        if name not in ("m98", "m99", VICTIM)
-    }
-    member = fleet.members[VICTIM]
-    member.environment = replace(member.environment, certificate_of=known.get)
-    seen = []
 
     def again(name, message):
         # The connection breaks after the roster, which comes again while the certificates are on their way.
-        if name == VICTIM and isinstance(payload_of(message), secure_agg.DigestRoster) and not seen:
+        if name == NEWCOMER and isinstance(payload_of(message), secure_agg.DigestRoster) and not seen:
             seen.append(message)
-            fleet.at(1, lambda: fleet.tell(VICTIM, states.Received(message)))
+            fleet.at(1, lambda: fleet.tell(NEWCOMER, states.Received(message)))
 
-    fleet.before = again
+    known = {digests[name]: each for name, each in certificates.items() if name not in (*UNKNOWN, NEWCOMER)}
+    member = fleet.members[NEWCOMER]
+    member.environment = replace(member.environment, certificate_of=known.get)
+    fleet.serves, fleet.before = serves, again
     fleet.connect().run(lambda: bool(fleet.ends()))
+    fleet.check()
+    return Fetching(fleet, certificates, digests["m99"], *keys)
+
+
+def test_what_members_cannot_fetch_costs_nobody_else(fetching):
+    (end,) = fetching.fleet.ends()
+    assert end.published
+    assert {(each.member, each.reason) for each in end.dropouts} == {
+        (VICTIM, Reason.REASON_ROSTER_CERTIFICATE_MISSING),
+        (KEYLESS, Reason.REASON_ROSTER_KEYS_MISSING),
+    }
+    assert set(end.survivors) == fetching.fleet.members.keys() - {VICTIM, KEYLESS}
+
+
+def test_a_missing_certificate_is_refused_by_name(fetching):
+    (refusal,) = refusals(fetching.fleet)
+    assert refusal.reason == Reason.REASON_ROSTER_CERTIFICATE_MISSING
+    assert "m99" in refusal.detail
+    assert fetching.withheld_certificate.hex() in refusal.detail
+    assert fetching.fleet.members[VICTIM].kept == []
+
+
+def test_missing_keys_of_a_neighbour_are_refused_by_name(fetching):
+    (refusal,) = refusals(fetching.fleet, KEYLESS)
+    assert refusal.reason == Reason.REASON_ROSTER_KEYS_MISSING
+    assert fetching.withheld_keys.hex() in refusal.detail
+
+
+def test_only_unknown_certificates_are_fetched_and_only_once(fetching):
+    fleet, certificates = fetching.fleet, fetching.certificates
+    member = fleet.members[NEWCOMER]
     (fetched,) = member.fetched
     degree = thresholds_for(FEW, corrupt=CORRUPT, lost=LOST)[0].degree
     named = {secure_agg.certificate_digest(each) for each in certificates.values()}
-    assert len(named.intersection(fetched.digests)) == 2
+    assert len(named.intersection(fetched.digests)) == len(UNKNOWN)
     # Only certificates are kept. The keys of its neighbours are for this attempt alone.
     assert len(set(fetched.digests) - named) == degree
-    assert set(member.kept) == {certificates["m98"], certificates["m99"]}
-    assert refusals(fleet) == []
+    assert set(member.kept) == {certificates[name] for name in UNKNOWN}
+    assert refusals(fleet, NEWCOMER) == []
     assert len(fleet.members["m0"].fetched[0].digests) == FEW - 1 + degree
 
 

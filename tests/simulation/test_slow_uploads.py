@@ -201,7 +201,7 @@ def test_every_job_ends_whatever_moves():
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from([0, 1, 99, 101, 200, 310, 390, 500]), min_size=5, max_size=5),
     st.dictionaries(st.integers(0, 4), st.sampled_from([0.0, 0.2, 0.6, 0.99]), max_size=3),

@@ -34,7 +34,7 @@ from tests.support.made_inputs import odd, written
 from tests.unit.tacit.test_vectors_encoding import JOBS
 
 SOON = timedelta(seconds=10)
-quick = settings(max_examples=300, deadline=SOON, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=150, deadline=SOON, suppress_health_check=list(HealthCheck))
 long = settings(max_examples=8000, deadline=SOON, suppress_health_check=list(HealthCheck))
 seeds = st.tuples(st.integers(0, 2**32), st.integers(1, 3))
 

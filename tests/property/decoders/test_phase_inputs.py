@@ -27,7 +27,7 @@ from tests.support.sparse_fleet import SparseFleet
 from tests.support.sum_fleet import Fleet
 
 SOON = timedelta(seconds=10)
-quick = settings(max_examples=120, deadline=SOON, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=60, deadline=SOON, suppress_health_check=list(HealthCheck))
 long = settings(max_examples=1500, deadline=SOON, suppress_health_check=list(HealthCheck))
 seeds = st.tuples(st.integers(0, 2**32), st.integers(1, 3))
 
@@ -177,7 +177,7 @@ def test_a_member_withstands_any_message(phase: Phase, how: tuple[int, int]) -> 
     member_hears("complete", phase, *how)
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=30)
 @given(seeds)
 @pytest.mark.parametrize("phase", HEARD)
 def test_a_member_on_a_sparse_graph_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
@@ -257,7 +257,7 @@ def test_a_server_withstands_any_message(phase: Phase, how: tuple[int, int]) -> 
     server_is_told("complete", phase, *how)
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=30)
 @given(seeds)
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_server_on_a_sparse_graph_withstands_any_message(phase: Phase, how: tuple[int, int]) -> None:
@@ -290,7 +290,7 @@ def test_the_generated_inputs_reach_every_check() -> None:
     }
     for phase, least in expected.items():
         reasons = set()
-        for seed in range(250):
+        for seed in range(120):
             fleet = TABLE.at("complete", phase)
             message = bent(fleet.inbox[ME], seed, 1, everything("complete"))
             try:
@@ -304,8 +304,8 @@ def test_the_generated_inputs_reach_every_check() -> None:
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
-MANY = 100_000
-LONG = bytes(2_000_000)
+MANY = 50_000
+LONG = bytes(1_000_000)
 
 
 def with_share(dealing: secure_agg.ReceivedDealing, **changes: bytes) -> secure_agg.ReceivedDealing:

@@ -24,7 +24,7 @@ from tests.support.made_inputs import blobs, damaged, messages_of, names
 from toolkit.text import is_clean
 
 SOON = timedelta(seconds=10)
-quick = settings(max_examples=500, deadline=SOON, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=200, deadline=SOON, suppress_health_check=list(HealthCheck))
 thorough = settings(max_examples=6000, deadline=SOON, suppress_health_check=list(HealthCheck))
 
 FROM_MEMBER = (messages.Hello, messages.Decline, messages.Ready, messages.AttemptMessage)

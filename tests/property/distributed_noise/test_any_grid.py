@@ -45,7 +45,7 @@ def jobs(draw: st.DrawFn) -> tuple[Grid, list[np.ndarray], str]:
     return grid, [clip_l2(np.array(row) * clip * stretch, clip) for row in rows], draw(st.text(max_size=5))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(jobs())
 def test_norms_hold_nothing_wraps_and_sums_decode(job: tuple[Grid, list[np.ndarray], str]) -> None:
     grid, rows, seed = job
@@ -69,7 +69,7 @@ def test_norms_hold_nothing_wraps_and_sums_decode(job: tuple[Grid, list[np.ndarr
     np.testing.assert_array_equal(decode_distributed(total & mask, grid, bits), whole / grid.scale)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(jobs(), st.integers(-1, 1))
 def test_the_worst_sum_of_all_members_still_fits(job: tuple[Grid, list[np.ndarray], str], sign: int) -> None:
     grid = job[0]

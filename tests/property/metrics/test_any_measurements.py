@@ -33,7 +33,7 @@ def ledgers(draw: st.DrawFn) -> list[SampledGaussian]:
     return [measuring(kind, int(each)) for each in draw(st.lists(st.booleans(), min_size=1, max_size=12))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(ledgers(), st.integers(0, 2**32))
 def test_a_plan_holds_what_was_spent_and_grows_with_it_in_any_order(events: list[SampledGaussian], seed: int) -> None:
     whole = homogeneous(events)
@@ -68,7 +68,7 @@ def rows(draw: st.DrawFn) -> tuple[list[float], list[bool], list[int]]:
     return losses, answers, draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rows(), st.integers(1, 40), st.floats(0.01, 50))
 def test_any_rows_fit_the_vector_and_each_unit_adds_at_most_half(
     found: tuple[list[float], list[bool], list[int]], max_units: int, multiplier: float

@@ -36,7 +36,7 @@ def packed(values: np.ndarray, bits: int) -> bytes:
 # The format.
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data(), st.sampled_from(ALL_WIDTHS))
 def test_packing_follows_the_format_and_unpacks(data: st.DataObject, bits: int) -> None:
     values = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=200))
@@ -133,7 +133,7 @@ def test_nothing_here_needs_a_second_vector(bits: int) -> None:
 # Adding.
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), st.sampled_from([1, 3, 8, 12, 20, 31, 32]), st.integers(0, 150))
 def test_pieces_of_a_packed_vector_add_up_to_the_whole(data: st.DataObject, bits: int, size: int) -> None:
     total, added = values_of(size, bits, 1), values_of(size, bits, 2)
