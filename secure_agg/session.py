@@ -53,7 +53,9 @@ __all__ = [
     "Session",
     "SessionName",
     "advertisement_statement",
+    "entries_root",
     "grouped_root",
+    "ring_of",
     "roster_entry",
     "roster_root",
     "sealing_key_of",
@@ -106,13 +108,14 @@ def advertisement_statement(context: RoundContext, advertisement: Advertisement 
 
 def roster_root(advertisements: Iterable[Advertisement | DigestAdvertisement]) -> bytes:
     """A digest of all entries in the order of names, 32 bytes. Certificates and keys enter by their digest."""
-    return _root_of(tuple(sorted(map(_brief, advertisements), key=lambda entry: entry.member)))
+    return entries_root(tuple(sorted(map(_brief, advertisements), key=lambda entry: entry.member)))
 
 
 # These are cached, because a member computes them when it asks for what it lacks of a roster, and again when it has
 # that.
 @lru_cache(maxsize=4)
-def _root_of(entries: tuple[DigestAdvertisement, ...]) -> bytes:
+def entries_root(entries: tuple[DigestAdvertisement, ...]) -> bytes:
+    """The digest of `roster_root`, of entries that are sorted by name."""
     fields = tuple(
         (entry.member, entry.certificate_digest, entry.keys_digest, entry.nonce, entry.signature) for entry in entries
     )
@@ -120,9 +123,9 @@ def _root_of(entries: tuple[DigestAdvertisement, ...]) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _ring_of(entries: tuple[DigestAdvertisement, ...]) -> tuple[MemberId, ...]:
+def ring_of(entries: tuple[DigestAdvertisement, ...]) -> tuple[MemberId, ...]:
     """The ring of a sparse graph over these entries, sorted by name."""
-    seed = ring_seed(_root_of(entries), (entry.nonce for entry in entries))
+    seed = ring_seed(entries_root(entries), (entry.nonce for entry in entries))
     return ring_order(seed, (entry.member for entry in entries))
 
 
@@ -361,7 +364,7 @@ class Session(Names):
             return drawn(self.root, self.members, grouped.groups)
         if sparse is None:
             return CompleteGraph(self.members)
-        return HararyGraph(_ring_of(tuple(self.entries.values())), sparse.degree)
+        return HararyGraph(ring_of(tuple(self.entries.values())), sparse.degree)
 
     @property
     def groups(self) -> tuple[tuple[MemberId, ...], ...]:

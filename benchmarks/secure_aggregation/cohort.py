@@ -33,6 +33,7 @@ from benchmarks.library.stopwatch import Stopwatch
 from benchmarks.secure_aggregation.crowd import Crowd, due_of_member, due_of_server
 from coordinator.rounds.masked_sum import Party
 from secure_agg import Dropped, KeyOf, Layout, Phase, RoundContext, VerifyIdentity
+from secure_agg.session import entries_root, ring_of
 
 __all__ = [
     "ChecksMissing",
@@ -190,6 +191,12 @@ class Server:
         self._state = answer
 
 
+def _forget() -> None:
+    """A member of its own has nothing from other members of this process."""
+    entries_root.cache_clear()
+    ring_of.cache_clear()
+
+
 class _Member:
     """One member's part as its agent does it."""
 
@@ -212,6 +219,7 @@ class _Member:
 
     def answer(self, phase: Phase, message: Any) -> Any:
         """Return its message in any phase except masking. Raises: Refusal, ChecksMissing."""
+        _forget()
         with self.watch.running():
             match phase:
                 case Phase.ADVERTISE:
@@ -230,6 +238,7 @@ class _Member:
     def mask(self, message: Any, vector: NDArray[np.float64]) -> tuple[secure_agg.MaskedInput, memoryview]:
         """Return its masked, packed vector, in its own memory. Raises: Refusal, ChecksMissing."""
         (segment,) = self._layout.segments
+        _forget()
         with self.watch.running():
             ready = self._state.on_dealings(message)
             ring = self._layout.encode({segment.name: vector}, self._random)
