@@ -416,10 +416,9 @@ def _leave_upkeep() -> None:
     """Drops what torch does at a process's end: it takes apart its operators, which costs more than most commands."""
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         each.atexit = False
-    import torch._dynamo.utils
-
-    # It imports a library to print a table that nobody asked for.
-    atexit.unregister(torch._dynamo.utils.dump_compile_times)
+    # It imports a library to print a table that nobody asked for. (mypy would follow an import statement through all of
+    # torch's compiler and transformers, for six minutes.)
+    atexit.unregister(importlib.import_module("torch._dynamo.utils").dump_compile_times)
 
 
 def _make_commands() -> None:
