@@ -11,7 +11,7 @@ import unicodedata
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import T5TokenizerFast  # type: ignore[attr-defined]
+from transformers import T5TokenizerFast
 
 from benchmarks.library.record import SHARED
 from learning.text.cloze import ClozeEncoder
