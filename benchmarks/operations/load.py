@@ -288,6 +288,8 @@ def main() -> None:
     cells = chosen.cells or ["round", "idle", "vectors"]
     if wrong := set(cells) - {"round", "idle", "vectors"}:
         options.error(f"unknown cells: {', '.join(sorted(wrong))}; choose from round, idle and vectors")
+    if chosen.members is not None and chosen.members < 2:
+        options.error("--members: a round needs at least 2")
     if min(chosen.workers) < 1:
         options.error("--workers counts processes: at least 1")
     results = open_results(BENCH, quick=chosen.quick)

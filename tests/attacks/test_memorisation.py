@@ -51,7 +51,7 @@ class Attacked:
 
     def searched(self, canary: Canary) -> bool:
         """Whether the most likely secret after the prompt is the planted one."""
-        found = cheapest(costs_of(self.module, self.encoder, canary.prompt), len(canary.secret), max_asked=300)
+        found = cheapest(costs_of(self.module, self.encoder, canary.prompt), len(canary.secret), max_asked=1000)
         return found is not None and found.secret == canary.secret
 
 

@@ -336,7 +336,8 @@ def test_a_folder_is_one_that_datasets_wrote(tmp_path: Path) -> None:
 def test_the_reader_imports_no_numpy(tmp_path: Path) -> None:
     """Its import takes as long as pyarrow's, and more memory than a page."""
     path = write(tmp_path / "it.parquet", text=["a"], label=["x"])
-    code = "import runpy, sys; runpy.run_module('learning.text.columnar_reader', run_name='__main__'); print(sys.modules['numpy'])"  # noqa: E501
+    start = "runpy.run_module('learning.text.columnar_reader', run_name='__main__')"
+    code = f"import runpy, sys; {start}; print(sys.modules['numpy'])"
     request = json.dumps({"files": [str(path)], "columns": ["text"], "limit": 1 << 30})
     done = subprocess.run([sys.executable, "-c", code], input=request, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1:] == ['["a"]', "null", "None"]
