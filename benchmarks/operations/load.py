@@ -15,7 +15,8 @@ vectors          peak in a round of few members with large vectors, in vectors (
 memory are those of the main process and its workers together. `--beside FOLDER` measures each cell with the coordinator
 of another checkout, too, which may be older; members, commands and jobs are of this one.
 
-A member's key takes half a second to make. Idle members sign nothing, so they share a few.
+A member's key takes a quarter of a second to make. Cells of one run use the same keys, in federations that have nothing
+else in common. Idle members sign nothing, so they share a few.
 """
 
 import asyncio
@@ -53,6 +54,8 @@ from toolkit.durable import durable_file
 __all__ = ["Served", "idle", "secure_round"]
 
 BENCH = "load"
+# 2: replicas, workers and groups came, and cohorts of 2,000.
+REVISION = 2
 
 # Members and values of a round.
 ROUNDS = ((1000, 16_384), (2000, 1_024))
@@ -109,10 +112,19 @@ class Served:
         return [main, *found]
 
 
-async def enrol_all(running: Federation, names: list[str], keys: int | None = None) -> None:
-    """Enrol members through the services, several at a time. keys: number of shared keys; None makes one for each."""
+_made: list[bytes] = []
+
+
+def _keys(count: int) -> list[bytes]:
+    """Return `count` different keys, the same ones in each cell."""
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(lambda _: key_pem(new_key()), range(len(names) if keys is None else keys)))
+        _made.extend(pool.map(lambda _: key_pem(new_key()), range(count - len(_made))))
+    return _made[:count]
+
+
+async def enrol_all(running: Federation, names: list[str], keys: int | None = None) -> None:
+    """Enrol members through the services, several at a time. keys: number of shared keys; None: a key for each."""
+    made = _keys(len(names) if keys is None else keys)
     turns = asyncio.Semaphore(_ENROLLING)
     async with operator_stub(running.dir / "operator") as stub:
 
@@ -292,7 +304,7 @@ def main() -> None:
         options.error("--members: a round needs at least 2")
     if min(chosen.workers) < 1:
         options.error("--workers counts processes: at least 1")
-    results = open_results(BENCH, quick=chosen.quick)
+    results = open_results(BENCH, quick=chosen.quick, revision=REVISION)
     rounds = [
         (chosen.members or (QUICK_MEMBERS if chosen.quick else members), values)
         for members, values in ROUNDS
