@@ -1,12 +1,13 @@
 """What holds for every test."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from tests.support import command_trees
+from tests.support import command_trees, keys
 
 # The default one formats each logged exception with all its variables in colour, which costs most of a second.
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
@@ -27,6 +28,14 @@ def _garbage_of_earlier_modules() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The processes of pytest-xdist have folders side by side."""
+    base = tmp_path_factory.getbasetemp()
+    keys.KEPT = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "keys"
+    keys.KEPT.mkdir(mode=0o700, exist_ok=True)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from cryptography import x509
@@ -115,25 +116,27 @@ class SyntheticPreparer(Preparer):
 class ClearAgent(real.Agent):
     """An agent without the protocol: in an attempt it only encodes and uploads."""
 
-    async def _work_events(self) -> None:
-        prepared: dict[str, JobDocument] = {}
-        while True:
-            match await self._events.get():
-                case m.Received(Assignment() as assignment):
-                    await self._carry_out(m.Prepare(assignment))
-                case m.Prepared(assignment=assignment, job=job):
-                    prepared[job.name] = job
-                    await self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
-                case m.Received(AttemptMessage(attempt, AttemptOpened(context))):
-                    task = asyncio.create_task(self._send_clear(attempt, prepared[attempt.job], context.cohort))
-                    self._uploads[attempt] = task
-                case m.Received(AttemptMessage(attempt, AttemptEnded())):
-                    self._uploads.pop(attempt, None)
-                    self._held.pop(attempt.job, None)
-                case m.Received(JobEnded() as ended):
-                    await self._carry_out(m.JobOver(ended))
-                case other:
-                    raise RuntimeError(f"a round in the clear has no event {type(other).__name__}")
+    def __init__(self, *of: Any, **more: Any) -> None:
+        super().__init__(*of, **more)
+        self._prepared: dict[str, JobDocument] = {}
+
+    async def _work(self, event: m.Event) -> None:
+        match event:
+            case m.Received(Assignment() as assignment):
+                await self._carry_out(m.Prepare(assignment))
+            case m.Prepared(assignment=assignment, job=job):
+                self._prepared[job.name] = job
+                await self._carry_out(m.Say(Ready(job.name, assignment.round, assignment.version)))
+            case m.Received(AttemptMessage(attempt, AttemptOpened(context))):
+                task = asyncio.create_task(self._send_clear(attempt, self._prepared[attempt.job], context.cohort))
+                self._uploads[attempt] = task
+            case m.Received(AttemptMessage(attempt, AttemptEnded())):
+                self._uploads.pop(attempt, None)
+                self._held.pop(attempt.job, None)
+            case m.Received(JobEnded() as ended):
+                await self._carry_out(m.JobOver(ended))
+            case other:
+                raise RuntimeError(f"a round in the clear has no event {type(other).__name__}")
 
     async def _send_clear(self, attempt: AttemptId, job: JobDocument, cohort: int) -> None:
         held = self._held[attempt.job]

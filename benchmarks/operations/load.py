@@ -12,8 +12,9 @@ idle             resident size of the coordinator with many idle sessions, and t
 vectors          peak in a round of few members with large vectors, in vectors (`secure_aggregation.memory`)
 
 `--workers 1 2` measures each cell with as many workers of the coordinator, one after the other. Processor time and
-memory are those of the main process and its workers together. `--beside FOLDER` measures each cell with the coordinator
-of another checkout, too, which may be older; members, commands and jobs are of this one.
+memory are those of the main process and its workers together. `--beside FOLDER` runs this benchmark of another
+checkout, too: its coordinator, members and code of the benchmark, with the libraries of this one. It measures rounds of
+16,384 values and idle sessions, with one process.
 
 A member's key takes a quarter of a second to make. Cells of one run use the same keys, in federations that have nothing
 else in common. Idle members sign nothing, so they share a few.
@@ -21,7 +22,7 @@ else in common. Idle members sign nothing, so they share a few.
 
 import asyncio
 import functools
-import itertools
+import json
 import math
 import os
 import re
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ from toolkit.durable import durable_file
 
 __all__ = ["Served", "idle", "secure_round"]
 
-BENCH = "load"
+BENCH, BENCH_MODULE = "load", "operations.load"
 # 2: replicas, workers and groups came, and cohorts of 2,000.
 REVISION = 2
 
@@ -74,42 +75,37 @@ _JOB = "load"
 
 @dataclass(frozen=True)
 class Served:
-    """Which coordinator a cell measures.
-
-    workers: its processes for members' connections; 1: its main process alone.
-    beside: another checkout whose code it runs; None: this one.
-    """
+    """Which coordinator a cell measures. workers: its processes for members' connections; 1: its main process alone."""
 
     workers: int = 1
-    beside: Path | None = None
-
-    @property
-    def case(self) -> dict[str, Any]:
-        """What identifies it in the results."""
-        if self.beside is None:
-            return {"workers": self.workers}
-        commit = subprocess.run(
-            ["git", "-C", str(self.beside), "rev-parse", "--short=12", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        return {"workers": self.workers, "coordinator": commit}
 
     async def start(self, running: Federation) -> list[psutil.Process]:
         """Start it, and return its main process and then its workers."""
-        options = ["serve", "--dir", str(running.dir), *(["--workers", str(self.workers)] if self.workers > 1 else [])]
-        if self.beside is None:
-            words = [str(Path(sys.executable).parent / "coordinator"), *options]
-        else:
-            path = os.pathsep.join([str(self.beside), str(self.beside / "proto")])
-            start = "from coordinator.cli import main; main()"
-            words = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-c", start, *options]
+        words: list[str | Path] = [Path(sys.executable).parent / "coordinator", "serve", "--dir", running.dir]
+        if self.workers > 1:
+            words += ["--workers", str(self.workers)]
         main = psutil.Process(await running.serve(words))
         found = [each for each in main.children() if "coordinator.workers" in each.cmdline()]
         if self.workers > 1 and len(found) != self.workers:
             raise MeasurementFailed(f"{len(found)} workers run, and not {self.workers}")
         return [main, *found]
+
+
+def measured_by(folder: Path, cell: str, members: int) -> list[Figure]:
+    """Return what the benchmark of another checkout measures, of its coordinator and its members."""
+    words = [sys.executable, "-m", f"benchmarks.{BENCH_MODULE}", cell, "--quick", "--members", str(members)]
+    path = os.pathsep.join([str(folder), str(folder / "proto")])
+    done = subprocess.run(
+        words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise MeasurementFailed(f"`{' '.join(words[1:])}` in {folder} ended with {done.returncode}")
+    lines = [line for line in map(json.loads, done.stdout.splitlines()) if "figure" in line]
+    more = ("members_cpu_seconds", "members_cpu_seconds_each", "connected_bytes", "alone_bytes")
+    return [
+        Figure(line["figure"], line["value"], line["unit"], {name: line[name] for name in more if name in line})
+        for line in lines
+    ]
 
 
 _made: list[bytes] = []
@@ -288,14 +284,19 @@ async def idle(sessions: int, served: Served = Served()) -> list[Figure]:
     ]
 
 
+def _commit(checkout: Path) -> str:
+    words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def main() -> None:
     """Command line."""
-    options = parser("operations.load")
+    options = parser(BENCH_MODULE)
     options.add_argument("cells", nargs="*", help="round, idle or vectors (default: all)")
     options.add_argument("--members", type=int, help="number of members (default: that of the target)")
     options.add_argument("--values", type=int, choices=sorted(_MODELS), help="values of a round (default: each target)")
     options.add_argument("--workers", type=int, nargs="+", default=[1], help="workers of the coordinator (default: 1)")
-    options.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout whose coordinator to measure")
+    options.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout to measure, too")
     chosen = options.parse_args()
     cells = chosen.cells or ["round", "idle", "vectors"]
     if wrong := set(cells) - {"round", "idle", "vectors"}:
@@ -312,24 +313,33 @@ def main() -> None:
     ]
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
     few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
-    coordinators = [Served(count) for count in chosen.workers]
-    if chosen.beside is not None:
-        coordinators.append(Served(1, chosen.beside.resolve()))
+    beside = chosen.beside and chosen.beside.resolve()
 
-    def cell(case: dict[str, Any], measured: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> None:
+    def cell(case: dict[str, Any], measured: Callable[[], list[Figure]]) -> None:
         if not results.done(case):
             results.open([])
-            results.add(case, asyncio.run(measured()))
+            results.add(case, measured())
+
+    def other(name: str, case: dict[str, Any], members: int) -> None:
+        if beside is not None:
+            cell({**case, "workers": 1, "coordinator": _commit(beside)}, lambda: measured_by(beside, name, members))
 
     if "round" in cells:
-        for (members, values), served in itertools.product(rounds, coordinators):
-            case = {"members": members, "values": values, **served.case}
-            cell(case, functools.partial(secure_round, members, values, served))
+        for members, values in rounds:
+            case: dict[str, Any] = {"members": members, "values": values}
+            for count in chosen.workers:
+                measured = functools.partial(secure_round, members, values, Served(count))
+                cell({**case, "workers": count}, lambda measured=measured: asyncio.run(measured()))
+            if values == 16_384:
+                other("round", case, members)
     if "idle" in cells:
-        for served in coordinators:
-            cell({"members": sessions, "values": 0, **served.case}, functools.partial(idle, sessions, served))
+        case = {"members": sessions, "values": 0}
+        for count in chosen.workers:
+            cell({**case, "workers": count}, lambda count=count: asyncio.run(idle(sessions, Served(count))))
+        other("idle", case, sessions)
     if "vectors" in cells:
-        cell({"members": few, "values": large, **Served().case}, functools.partial(measure, few, large, 1))
+        case = {"members": few, "values": large, "workers": 1}
+        cell(case, lambda: asyncio.run(measure(few, large, 1)))
 
 
 if __name__ == "__main__":

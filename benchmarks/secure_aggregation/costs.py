@@ -25,6 +25,7 @@ from benchmarks.secure_aggregation import hybrid as hybrid_keys
 from benchmarks.secure_aggregation import rounds as secure_rounds
 from benchmarks.secure_aggregation.crowd import Crowd
 from secure_agg import Graph
+from simulation.engines import local_engine, ray_engine
 
 BENCH = "secure_agg"
 
@@ -44,15 +45,16 @@ COST_MEMBERS = (
 # hybrid: (members, members lost, graph), and how often each side runs.
 HYBRID_CELLS, HYBRID_REPEATS, SIGNATURES = ((100, 10, Graph.COMPLETE), (1000, 50, Graph.SPARSE)), 3, 200
 # groups: members, of which one in a hundred is lost.
-GROUPS_MEMBERS, GROUPS_VALUES = (10_000, 1000), 1024
+GROUPS_MEMBERS, GROUPS_VALUES = (1000, 10_000), 1024
+ENGINES: Mapping[str, in_groups.StartEngine] = {"local": local_engine, "ray": ray_engine}
 COST_VALUES, COST_LENGTHS, COST_LENGTHS_MEMBERS = 100_000, (10_000, 100_000, 1_000_000, 10_000_000), 100
 
 
 class Cells:
     """The results of one part, and the members that its cells share."""
 
-    def __init__(self, results: Results, quick: bool, workers: int = 2) -> None:
-        self.quick, self.workers = quick, workers
+    def __init__(self, results: Results, quick: bool, workers: int = 2, engine: str = "local") -> None:
+        self.quick, self.workers, self.engine = quick, workers, engine
         self._results = results
         self._crowd: Crowd | None = None
 
@@ -134,13 +136,14 @@ def groups(cells: Cells) -> None:
         case = {
             **secure_cost.case_of(members, GROUPS_VALUES, dropped, Graph.GROUPED),
             "groups": split.grouped.groups if split.grouped else 1,
+            **({} if cells.engine == "local" else {"engine": cells.engine}),
         }
         run = partial(_in_groups, cells, members, dropped)
         cells.measure(case, "server_held_bytes", run)
 
 
 def _in_groups(cells: Cells, members: int, dropped: int) -> list[Figure]:
-    return in_groups.cost(cells.crowd(members), GROUPS_VALUES, dropped, cells.workers)
+    return in_groups.cost(cells.crowd(members), GROUPS_VALUES, dropped, cells.workers, ENGINES[cells.engine])
 
 
 def _compare_rounds(members: int, values: int, count: int) -> list[Figure]:
@@ -185,12 +188,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="processes that play groups side by side (default: %(default)s)",
     )
+    options.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="local",
+        help="what plays groups: processes or Ray's actors (default: local)",
+    )
     chosen: argparse.Namespace = options.parse_args(arguments)
     status = 0
     for name in chosen.part:
         try:
             PARTS[name](
-                Cells(open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]), chosen.quick, chosen.workers)
+                Cells(
+                    open_results(BENCH, quick=chosen.quick, revision=REVISIONS[name]),
+                    chosen.quick,
+                    chosen.workers,
+                    chosen.engine,
+                )
             )
         except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
             print(missing, file=sys.stderr)

@@ -14,7 +14,8 @@ by their survivors, is the survivors' mean, or `GroupsFailed` is raised.
 
 import hashlib
 import resource
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -316,13 +317,17 @@ def _weight(message: MemberPayload) -> int:
     return wire.to_coordinator(AttemptMessage(_AT, message)).ByteSize()
 
 
-def cost(crowd: Crowd, values: int, dropped: int, workers: int) -> list[Figure]:
-    """Measure an attempt over the whole crowd in groups, on processes of this machine."""
+# Starts an engine: make, told, workers.
+StartEngine = Callable[[Callable[[Any], Any], Any, int], AbstractContextManager[Engine]]
+
+
+def cost(crowd: Crowd, values: int, dropped: int, workers: int, start: StartEngine = local_engine) -> list[Figure]:
+    """Measure an attempt over the whole crowd in groups, on the workers of an engine."""
     members = len(crowd.parties)
     split = split_of(members, values)
     root = crowd.root.public_bytes(serialization.Encoding.DER)
     told = Told(split, root, secure_agg.SystemRandom().bytes(32))
-    with local_engine(Worker, told, workers) as engine:
+    with start(Worker, told, workers) as engine:
         return measured(engine, crowd, split, dropped)
 
 

@@ -130,11 +130,15 @@ def enrolled(federation: Federation, name: str, canaries: Canaries) -> str:
     if name != MEMBERS[0]:
         return token
     # Another machine uses it again: the refusal does not repeat the secret.
-    code, output = spoken(loud("edge_client", "enrol", "--home", federation.folder / f"thief-{name}"), token)
+    code, output = spoken(
+        loud("edge_client", "enrol", "--home", federation.folder / f"thief-{name}"), token, GRPC_VERBOSITY="DEBUG"
+    )
     assert code == 4, output
     canaries.assert_none("a refused enrolment", output)
     # A damaged token: the error shows no part of it.
-    code, output = spoken(loud("edge_client", "enrol", "--home", federation.folder / "third"), token[:-3])
+    code, output = spoken(
+        loud("edge_client", "enrol", "--home", federation.folder / "third"), token[:-3], GRPC_VERBOSITY="DEBUG"
+    )
     assert code == 2, output
     canaries.assert_none("a damaged token's sentence", output)
     canaries.plant_key(f"key of {name}", federation.home(name) / "identity" / "key.pem")
@@ -145,10 +149,12 @@ def test_no_log_argument_metric_journal_or_backup_shows_a_secret(tmp_path, canar
     canaries.plant("passphrase", PASSPHRASE.encode())
     canaries.plant("a text of the data", TEXT.encode())
     federation = Federation(tmp_path)
-    monkeypatch.setenv("GRPC_VERBOSITY", "DEBUG")
     federation.coordinator.stop()
     words = loud("coordinator", "serve", "--dir", federation.dir, "--log-format", "json")
-    coordinator = Process("coordinator", words, tmp_path / "coordinator-loud.log")
+    with monkeypatch.context() as its:
+        # Only where it is searched: a command with this variable starts cold.
+        its.setenv("GRPC_VERBOSITY", "DEBUG")
+        coordinator = Process("coordinator", words, tmp_path / "coordinator-loud.log")
     federation.processes.append(coordinator)
     try:
         coordinator.wait_for("serving")
@@ -168,7 +174,9 @@ def test_no_log_argument_metric_journal_or_backup_shows_a_secret(tmp_path, canar
             more = ["--metrics-port", str(port)] if name == "aster" else []
             words = loud("edge_client", "run", "--data", federation.data(name), "--home", federation.home(name))
             log = tmp_path / f"{name}-loud.log"
-            members.append(Process(name, [*words, "--log-format", "json", *more], log))
+            with monkeypatch.context() as its:
+                its.setenv("GRPC_VERBOSITY", "DEBUG")
+                members.append(Process(name, [*words, "--log-format", "json", *more], log))
             federation.processes.append(members[-1])
         federation.finished("quiet")
         for member in members:

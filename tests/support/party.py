@@ -1,4 +1,4 @@
-"""A federation's authority and its parties, made once a test run, because each 3072-bit RSA key takes a second."""
+"""A federation's authority and its parties, with the keys of a test run."""
 
 import functools
 from datetime import UTC, datetime, timedelta
@@ -6,24 +6,18 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.config import CoordinatorConfig, CoordinatorFolder, write_config
-from coordinator.pki import Authority, key_pem, new_key, pem
+from coordinator.pki import Authority, key_pem, pem
 from coordinator.services.credentials import SERVER_NAME
 from coordinator.storage import records
 from coordinator.storage.database import Database
 from edge_client.identity.home import Home, IdentityDocument, MemberIdentity
 from tacit.identity import Role
+from tests.support.keys import key
 from toolkit.durable import durable_file
 
 __all__ = ["authority", "coordinator_folder", "expired", "key", "member_home", "present"]
-
-
-@functools.cache
-def key(number: int) -> rsa.RSAPrivateKey:
-    """The key with this number, the same throughout a test run."""
-    return new_key()
 
 
 @functools.cache

@@ -5,11 +5,14 @@ the operator's service shows. Only a failing test reaches their deadline.
 """
 
 import asyncio
+import atexit
+import functools
 import itertools
 import json
 import os
 import queue
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,8 +28,12 @@ from types import MappingProxyType
 from typing import Any
 
 from coordinator.cli.common import operator_stub
+from edge_client.identity.home import Home
+from tacit.identity import key_pem
+from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
 from tests.support import warm
+from tests.support.keys import key
 from tests.support.places import ROOT
 
 BIN = Path(sys.executable).parent
@@ -183,26 +190,42 @@ class Process:
         self.process.wait(timeout=PATIENCE)
 
 
+# The number of the first member's key.
+_FIRST_MEMBER = 200
+
+
+@functools.cache
+def _initialised(host: str | None) -> tuple[Path, list[int]]:
+    """What `coordinator init` made for members that dial `host`, and its ports."""
+    folder = Path(tempfile.mkdtemp(prefix="tacit-tests-")).resolve()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    ports = free_ports(3)
+    named = zip(("enrolment", "federation", "metrics"), ports, strict=True)
+    options = [f"--{name}-port={port}" for name, port in named] + ([] if host is None else [f"--host={host}"])
+    succeed("coordinator", "init", folder / "federation", "--listen-host=127.0.0.1", *options)
+    return folder / "federation", ports
+
+
 class Federation:
-    """A coordinator and its members, in one folder."""
+    """A coordinator and its members, in one folder.
+
+    RSA keys are most of the cost of a federation. So each test process makes one federation, of which the others are
+    copies with ports of their own. Members have the keys of `tests.support.keys`, each another one.
+    """
 
     def __init__(self, folder: Path, *, host: str | None = None) -> None:
         """Starts a coordinator that members dial as `host`, by default under the loopback name."""
         self.folder = folder
         self.dir = folder / "federation"
-        enrolment, federation, metrics = free_ports(3)
-        self.port = federation
-        self.metrics_port = metrics
-        succeed(
-            "coordinator",
-            "init",
-            self.dir,
-            "--listen-host=127.0.0.1",
-            f"--enrolment-port={enrolment}",
-            f"--federation-port={federation}",
-            f"--metrics-port={metrics}",
-            *([] if host is None else [f"--host={host}"]),
-        )
+        made, before = _initialised(host)
+        shutil.copytree(made, self.dir)
+        ports = free_ports(3)
+        _, self.port, self.metrics_port = ports
+        for old, new in zip(before, ports, strict=True):
+            _replace(self.dir / "coordinator.toml", f"_port = {old}\n", f"_port = {new}\n")
+        _replace(self.dir / "operator" / "operator.toml", f':{before[1]}"', f':{self.port}"')
+        _replace(self.dir / "database.json", str(made), str(self.dir.resolve()))
+        self._enrolled = itertools.count(_FIRST_MEMBER)
         self.processes: list[Process] = []
         self.coordinator = self.serve()
 
@@ -223,10 +246,18 @@ class Federation:
         return self.operator("member", "invite", name, *more).splitlines()[0]
 
     def enrol(self, *names: str, policy: str | None = None) -> None:
-        """Enrols members with this policy, by default one that allows jobs without noise."""
+        """Enrols members with this policy, by default one that allows jobs without noise.
+
+        `edge_client enrol` finds what it leaves if it is stopped once it has made a key.
+        """
         for name in names:
-            home = self.home(name)
-            succeed("edge_client", "enrol", self.token(name), "--home", home)
+            home, token = self.home(name), self.token(name)
+            Home(home).prepare()
+            pending = Home(home).pending(JoinToken.parse(token).id)
+            pending.path.mkdir(mode=0o700)
+            pending.key.touch(0o600)
+            pending.key.write_bytes(key_pem(key(next(self._enrolled))))
+            succeed("edge_client", "enrol", token, "--home", home)
             (home / "policy.toml").write_text(policy or (EXAMPLES / "policy.toml").read_text())
 
     def home(self, name: str) -> Path:
@@ -337,6 +368,12 @@ class Federation:
         """Ends every process."""
         for process in reversed(self.processes):
             process.end()
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path} has {old!r} {text.count(old)} times"
+    path.write_text(text.replace(old, new))
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Starts the programs' processes by forking one that has imported everything, which saves seconds of imports.
 
-For `coordinator ...`, `edge_client ...`, and `python -m` with `tests.support.NAME` or `examples.demo.NAME`, `start`
-gives the same as `subprocess.Popen`: a process with its own pid, environment and streams that runs the same entry
-point. Only the imports are shared. The test processes of one `make` share a server, `python -m tests.support.warm`,
-which the first of them starts. When a test process ends, the server kills what it started for it. The server ends with
-the last of them.
+For `coordinator ...`, `edge_client ...`, and `python -m` with a module of `benchmarks.operations`, `tests.support` or
+`examples.demo`, `start` gives the same as `subprocess.Popen`: a process with its own pid, environment and streams that
+runs the same entry point. Only the imports are shared. The test processes of one `make` share a server, `python -m
+tests.support.warm`, which the first of them starts. When a test process ends, the server kills what it started for it.
+The server ends with the last of them.
 
 Tests of imports, of start-up, or of another interpreter or environment start commands in the usual way instead.
 TACIT_TESTS_COLD=1 starts every command in the usual way.
@@ -38,6 +38,7 @@ __all__ = ["Started", "as_at_the_start", "import_everything", "in_this_environme
 
 _BIN = Path(sys.executable).parent
 _PROGRAMS = ("coordinator", "edge_client")
+_MODULES = ("benchmarks.operations.", "examples.demo.", "tests.support.")
 # Largest request in bytes. A command line and an environment stay far below it.
 _LONGEST = 1 << 20
 # Seconds until a server without a test process ends.
@@ -114,7 +115,7 @@ def knows(words: Sequence[str]) -> bool:
     if words[2:3] == ["tests.support.shifted_clock"]:
         # It must set the clock before anything is imported.
         return False
-    return [*words[:2]] == [sys.executable, "-m"] and words[2].startswith(("tests.support.", "examples.demo."))
+    return [*words[:2]] == [sys.executable, "-m"] and words[2].startswith(_MODULES)
 
 
 class Started:
