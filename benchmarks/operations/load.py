@@ -314,6 +314,8 @@ def main() -> None:
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
     few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
     beside = chosen.beside and chosen.beside.resolve()
+    if beside and not (beside / "benchmarks" / "operations" / "load.py").is_file():
+        options.error(f"--beside: {beside} is no checkout with this benchmark; make one with `git worktree add`")
 
     def cell(case: dict[str, Any], measured: Callable[[], list[Figure]]) -> None:
         if not results.done(case):

@@ -25,7 +25,7 @@ from benchmarks.secure_aggregation import hybrid as hybrid_keys
 from benchmarks.secure_aggregation import rounds as secure_rounds
 from benchmarks.secure_aggregation.crowd import Crowd
 from secure_agg import Graph
-from simulation.engines import local_engine, ray_engine
+from simulation.engines import RayMissing, local_engine, ray_engine
 
 BENCH = "secure_agg"
 
@@ -176,7 +176,7 @@ REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 2, "cipher": 1, "limit": 2,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line. Returns 1 if a peer is missing (Flower, or the history); the other parts are still measured."""
+    """Command line. Returns 1 if Flower, the history or Ray is missing; the other parts are still measured."""
     options = parser("secure_aggregation.costs")
     options.add_argument(
         "--part", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     chosen.engine,
                 )
             )
-        except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
+        except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing, RayMissing) as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1
     return status
