@@ -1,7 +1,6 @@
 """What holds for every test."""
 
 import gc
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -31,10 +30,10 @@ def _garbage_of_earlier_modules() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shared_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _shared_keys(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The processes of pytest-xdist have folders side by side."""
     base = tmp_path_factory.getbasetemp()
-    keys.KEPT = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "keys"
+    keys.KEPT = (base.parent if hasattr(request.config, "workerinput") else base) / "keys"
     keys.KEPT.mkdir(mode=0o700, exist_ok=True)
 
 

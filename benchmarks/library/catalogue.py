@@ -10,7 +10,7 @@ rounds: a round over the services beside the same round in the clear.
 peer:   the same cohort under this project's protocol and under Flower's SecAgg+.
 limit:  the distance to the cipher's own speed, large cohorts, and the server's memory.
 cost:   time of a member and of the server, by members and length of the vector.
-groups: a round of thousands in groups, with a process for each group at a time.""",
+groups: a round of thousands in groups, with a worker for each group at a time.""",
     "secure_aggregation.memory": """Measures the coordinator's peak memory in a round.
 
 Idle means that all members are connected and have finished a small job. The result is the peak above idle, in vectors

@@ -12,9 +12,8 @@ idle             resident size of the coordinator with many idle sessions, and t
 vectors          peak in a round of few members with large vectors, in vectors (`secure_aggregation.memory`)
 
 `--workers 1 2` measures each cell with as many workers of the coordinator, one after the other. Processor time and
-memory are those of the main process and its workers together. `--beside FOLDER` runs this benchmark of another
-checkout, too: its coordinator, members and code of the benchmark, with the libraries of this one. It measures rounds of
-16,384 values and idle sessions, with one process.
+memory are those of the main process and its workers together. `--beside FOLDER` also runs the benchmark of another
+checkout, with that checkout's coordinator and members and the libraries of this one. Its cells have no workers.
 
 A member's key takes a quarter of a second to make. Cells of one run use the same keys, in federations that have nothing
 else in common. Idle members sign nothing, so they share a few.
@@ -31,7 +30,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +54,10 @@ from toolkit.durable import durable_file
 __all__ = ["Served", "idle", "secure_round"]
 
 BENCH, BENCH_MODULE = "load", "operations.load"
-# 2: replicas, workers and groups came, and cohorts of 2,000.
+# 2 adds workers and cohorts of 2,000.
 REVISION = 2
 
-# Members and values of a round.
+# Members and values of a round. The first one has a target for memory.
 ROUNDS = ((1000, 16_384), (2000, 1_024))
 # Values of a model: its embedding, words, and maps over one word each.
 _MODELS = {16_384: (64, 210, 42), 1_024: (16, 50, 10)}
@@ -91,20 +90,28 @@ class Served:
         return [main, *found]
 
 
-def measured_by(folder: Path, cell: str, members: int) -> list[Figure]:
-    """Return what the benchmark of another checkout measures, of its coordinator and its members."""
+def measured_by(checkout: Path, cell: str, members: int, values: int) -> list[Figure]:
+    """Return what the benchmark of another checkout measures in a cell, of its own coordinator and members.
+
+    Raises:
+        MeasurementFailed: the benchmark failed, or does not measure such a cell.
+    """
     words = [sys.executable, "-m", f"benchmarks.{BENCH_MODULE}", cell, "--quick", "--members", str(members)]
-    path = os.pathsep.join([str(folder), str(folder / "proto")])
+    path = os.pathsep.join([str(checkout), str(checkout / "proto")])
     done = subprocess.run(
-        words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
+        words, cwd=checkout, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
-        raise MeasurementFailed(f"`{' '.join(words[1:])}` in {folder} ended with {done.returncode}")
-    lines = [line for line in map(json.loads, done.stdout.splitlines()) if "figure" in line]
+        raise MeasurementFailed(f"`{' '.join(words[1:])}` in {checkout} ended with {done.returncode}")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    # A newer checkout measures rounds of several lengths.
+    found = [line for line in lines if "figure" in line and line["case"]["values"] == values]
+    if not found:
+        raise MeasurementFailed(f"the benchmark in {checkout} measures no {cell} with {values} values")
     more = ("members_cpu_seconds", "members_cpu_seconds_each", "connected_bytes", "alone_bytes")
     return [
         Figure(line["figure"], line["value"], line["unit"], {name: line[name] for name in more if name in line})
-        for line in lines
+        for line in found
     ]
 
 
@@ -239,7 +246,11 @@ async def secure_round(members: int, values: int, served: Served = Served()) -> 
             "coordinator_peak_rss_bytes",
             highest,
             "B",
-            {"target": ROUND_MEMORY, "connected_bytes": connected, "method": peaks[0].method},
+            {
+                **({"target": ROUND_MEMORY} if members <= ROUNDS[0][0] else {}),
+                "connected_bytes": connected,
+                "method": peaks[0].method,
+            },
         ),
     ]
 
@@ -284,9 +295,14 @@ async def idle(sessions: int, served: Served = Served()) -> list[Figure]:
     ]
 
 
+def _run(measured: Callable[[], Coroutine[Any, Any, list[Figure]]]) -> list[Figure]:
+    return asyncio.run(measured())
+
+
 def _commit(checkout: Path) -> str:
+    """Return the short name of a checkout's commit, or nothing if it has none."""
     words = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:
@@ -313,35 +329,36 @@ def main() -> None:
     ]
     sessions = chosen.members or (QUICK_IDLE if chosen.quick else IDLE)
     few, large = (3, 100_000) if chosen.quick else (FEW, LARGE)
-    beside = chosen.beside and chosen.beside.resolve()
-    if beside and not (beside / "benchmarks" / "operations" / "load.py").is_file():
-        options.error(f"--beside: {beside} is no checkout with this benchmark; make one with `git worktree add`")
+    beside, commit = chosen.beside and chosen.beside.resolve(), ""
+    if beside:
+        commit = _commit(beside)
+        if not (commit and (beside / "benchmarks" / "operations" / "load.py").is_file()):
+            options.error(f"--beside: {beside} is no checkout with this benchmark; make one with `git worktree add`")
 
     def cell(case: dict[str, Any], measured: Callable[[], list[Figure]]) -> None:
         if not results.done(case):
             results.open([])
             results.add(case, measured())
 
-    def other(name: str, case: dict[str, Any], members: int) -> None:
-        if beside is not None:
-            cell({**case, "workers": 1, "coordinator": _commit(beside)}, lambda: measured_by(beside, name, members))
+    def others(name: str, members: int, values: int) -> None:
+        if beside:
+            case = {"members": members, "values": values, "workers": 1, "coordinator": commit}
+            cell(case, functools.partial(measured_by, beside, name, members, values))
 
     if "round" in cells:
         for members, values in rounds:
-            case: dict[str, Any] = {"members": members, "values": values}
             for count in chosen.workers:
                 measured = functools.partial(secure_round, members, values, Served(count))
-                cell({**case, "workers": count}, lambda measured=measured: asyncio.run(measured()))
-            if values == 16_384:
-                other("round", case, members)
+                cell({"members": members, "values": values, "workers": count}, functools.partial(_run, measured))
+            others("round", members, values)
     if "idle" in cells:
-        case = {"members": sessions, "values": 0}
         for count in chosen.workers:
-            cell({**case, "workers": count}, lambda count=count: asyncio.run(idle(sessions, Served(count))))
-        other("idle", case, sessions)
+            measured = functools.partial(idle, sessions, Served(count))
+            cell({"members": sessions, "values": 0, "workers": count}, functools.partial(_run, measured))
+        others("idle", sessions, 0)
     if "vectors" in cells:
         case = {"members": few, "values": large, "workers": 1}
-        cell(case, lambda: asyncio.run(measure(few, large, 1)))
+        cell(case, functools.partial(_run, functools.partial(measure, few, large, 1)))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ cipher: the distance to the cipher's own speed (`cipher`).
 limit:  large cohorts, and the server's memory.
 cost:   time of a member and of the server, by members and length of the vector (`attempt`).
 hybrid: hybrid keys beside X25519 alone, and ML-DSA-65 beside RSA-PSS (`hybrid`).
-groups: a round of thousands in groups, with a process for each group at a time (`groups`).
+groups: a round of thousands in groups, with a worker for each group at a time (`groups`).
 """
 
 import argparse
 import asyncio
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from benchmarks.secure_aggregation import hybrid as hybrid_keys
 from benchmarks.secure_aggregation import rounds as secure_rounds
 from benchmarks.secure_aggregation.crowd import Crowd
 from secure_agg import Graph
-from simulation.engines import RayMissing, local_engine, ray_engine
+from simulation.engines import local_engine, ray_engine
 
 BENCH = "secure_agg"
 
@@ -176,7 +177,7 @@ REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 2, "cipher": 1, "limit": 2,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line. Returns 1 if Flower, the history or Ray is missing; the other parts are still measured."""
+    """Command line. Returns 1 if a peer is missing (Flower, or the history); the other parts are still measured."""
     options = parser("secure_aggregation.costs")
     options.add_argument(
         "--part", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure (default: all)"
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=int,
         default=2,
         metavar="N",
-        help="processes that play groups side by side (default: %(default)s)",
+        help="workers that play groups side by side (default: %(default)s)",
     )
     options.add_argument(
         "--engine",
@@ -195,6 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what plays groups: processes or Ray's actors (default: local)",
     )
     chosen: argparse.Namespace = options.parse_args(arguments)
+    if chosen.engine == "ray" and importlib.util.find_spec("ray") is None:
+        options.error("Ray is not installed; pip install 'tacit-federation[ray]', or leave out --engine")
     status = 0
     for name in chosen.part:
         try:
@@ -206,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     chosen.engine,
                 )
             )
-        except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing, RayMissing) as missing:
+        except (beside_flower.PeerMissing, hybrid_keys.HistoryMissing) as missing:
             print(missing, file=sys.stderr)
             status = 0 if chosen.quick else 1
     return status

@@ -1,4 +1,4 @@
-"""Plays one attempt of a large cohort in groups, with a process for each group at a time, and measures both sides.
+"""Plays one attempt of a large cohort in groups, with a worker for each group at a time, and measures both sides.
 
 It runs the product: `secure_agg` on both sides, certificates, RSA-3072 signatures, packing, and the messages' encoding.
 One process is the coordinator until the roster is made and the groups are drawn. Then workers of an engine of

@@ -1193,7 +1193,7 @@ def test_a_failing_command_says_what_to_do(house):
             (("status",), house.operator_folder(port=port), 3, "coordinator serve"),
             (("status",), house.operator_folder(of=1), 3, "has no certificate from this operator folder's federation"),
         ):
-            # A command that calls the coordinator silences gRPC before it imports it.
+            # A command silences gRPC before it imports it. Where the connection fails, gRPC has most to say.
             said = await house.cli(*arguments, folder=folder, code=code, cold=code == 3)
             assert words in said.err, (arguments, said)
             assert said.err.startswith("error: ")

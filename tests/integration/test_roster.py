@@ -240,5 +240,6 @@ def other_coordinator(of):
     operator = made.dir / "operator" / "operator.toml"
     operator.write_text(operator.read_text().replace(f":{of.port}", f":{ports['federation_port']}"))
     made.port, made.metrics_port, made.processes = ports["federation_port"], ports["metrics_port"], []
+    made.keys = of.keys
     made.serve()
     return made

@@ -5,7 +5,6 @@ the operator's service shows. Only a failing test reaches their deadline.
 """
 
 import asyncio
-import atexit
 import functools
 import itertools
 import json
@@ -32,8 +31,7 @@ from edge_client.identity.home import Home
 from tacit.identity import key_pem
 from tacit.token import JoinToken
 from tacit.v1 import operator_pb2 as pb
-from tests.support import warm
-from tests.support.keys import key
+from tests.support import keys, warm
 from tests.support.places import ROOT
 
 BIN = Path(sys.executable).parent
@@ -190,42 +188,52 @@ class Process:
         self.process.wait(timeout=PATIENCE)
 
 
-# The number of the first member's key.
-_FIRST_MEMBER = 200
+# The numbers of the first members' keys. Two federations that follow each other have different ones.
+_FIRST_MEMBERS = itertools.cycle((200, 220))
+
+
+def _init(folder: Path, host: str | None, ports: list[int]) -> None:
+    named = zip(("enrolment", "federation", "metrics"), ports, strict=True)
+    options = [f"--{name}-port={port}" for name, port in named] + ([] if host is None else [f"--host={host}"])
+    succeed("coordinator", "init", folder, "--listen-host=127.0.0.1", *options)
 
 
 @functools.cache
 def _initialised(host: str | None) -> tuple[Path, list[int]]:
-    """What `coordinator init` made for members that dial `host`, and its ports."""
-    folder = Path(tempfile.mkdtemp(prefix="tacit-tests-")).resolve()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    ports = free_ports(3)
-    named = zip(("enrolment", "federation", "metrics"), ports, strict=True)
-    options = [f"--{name}-port={port}" for name, port in named] + ([] if host is None else [f"--host={host}"])
-    succeed("coordinator", "init", folder / "federation", "--listen-host=127.0.0.1", *options)
-    return folder / "federation", ports
+    """Returns a folder that `coordinator init` made for members that dial `host`, and its ports."""
+    folder, ports = Path(tempfile.mkdtemp(prefix="federation-", dir=keys.KEPT)).resolve() / "federation", free_ports(3)
+    _init(folder, host, ports)
+    return folder, ports
+
+
+def _init_reads_the_environment() -> bool:
+    return any(name.startswith("TACIT_") and not name.startswith("TACIT_TESTS_") for name in os.environ)
 
 
 class Federation:
     """A coordinator and its members, in one folder.
 
-    RSA keys are most of the cost of a federation. So each test process makes one federation, of which the others are
-    copies with ports of their own. Members have the keys of `tests.support.keys`, each another one.
+    RSA keys are a quarter of what a federation costs. So each test process makes one federation, and the others are
+    copies with ports of their own, unless a variable changes what `coordinator init` makes. Each member of a federation
+    has its own key of `tests.support.keys`.
     """
 
     def __init__(self, folder: Path, *, host: str | None = None) -> None:
         """Starts a coordinator that members dial as `host`, by default under the loopback name."""
         self.folder = folder
         self.dir = folder / "federation"
-        made, before = _initialised(host)
-        shutil.copytree(made, self.dir)
         ports = free_ports(3)
         _, self.port, self.metrics_port = ports
-        for old, new in zip(before, ports, strict=True):
-            _replace(self.dir / "coordinator.toml", f"_port = {old}\n", f"_port = {new}\n")
-        _replace(self.dir / "operator" / "operator.toml", f':{before[1]}"', f':{self.port}"')
-        _replace(self.dir / "database.json", str(made), str(self.dir.resolve()))
-        self._enrolled = itertools.count(_FIRST_MEMBER)
+        if _init_reads_the_environment():
+            _init(self.dir, host, ports)
+        else:
+            made, before = _initialised(host)
+            shutil.copytree(made, self.dir)
+            for old, new in zip(before, ports, strict=True):
+                _replace(self.dir / "coordinator.toml", f"_port = {old}\n", f"_port = {new}\n")
+            _replace(self.dir / "operator" / "operator.toml", f':{before[1]}"', f':{self.port}"')
+            _replace(self.dir / "database.json", str(made), str(self.dir.resolve()))
+        self.keys = itertools.count(next(_FIRST_MEMBERS))
         self.processes: list[Process] = []
         self.coordinator = self.serve()
 
@@ -256,7 +264,7 @@ class Federation:
             pending = Home(home).pending(JoinToken.parse(token).id)
             pending.path.mkdir(mode=0o700)
             pending.key.touch(0o600)
-            pending.key.write_bytes(key_pem(key(next(self._enrolled))))
+            pending.key.write_bytes(key_pem(keys.key(next(self.keys))))
             succeed("edge_client", "enrol", token, "--home", home)
             (home / "policy.toml").write_text(policy or (EXAMPLES / "policy.toml").read_text())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import secure_agg
-from benchmarks.library.members import clear_input, synthetic_update
+from benchmarks.library.members import ClearAgent, clear_input, synthetic_update
 from benchmarks.secure_aggregation.clear import ClearDriver
 from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
@@ -17,9 +17,12 @@ from coordinator.rounds.state import Parameters
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.storage import open_blobs, open_database, records
 from learning.mechanisms.protection import protection_of
-from tacit.messages import Assignment, AttemptEnded, AttemptOpened, JobEnded
+from tacit.attempt import AttemptId
+from tacit.messages import Assignment, AttemptEnded, AttemptMessage, AttemptOpened, JobEnded
+from tacit.reason import Reason
 from tacit.vector import layout_of
 from tests.support.fleet import VALUES, job_document
+from tests.support.processes import PATIENCE
 from tests.support.sum_fleet import FEDERATION, SeededRandom, key_of, verify
 
 MEMBERS = ("m0", "m1", "m2")
@@ -175,3 +178,23 @@ def test_an_impossible_number_of_values_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match="multiple of 100"):
         job_file(tmp_path, "load", members=3, rounds=2, values=1_000_050)
+
+
+def test_a_member_in_the_clear_reads_any_number_of_messages():
+    """Its session stops while sixteen messages wait, so each place must be given back."""
+    agent = ClearAgent.__new__(ClearAgent)
+    agent._events, agent._room = asyncio.Queue(), asyncio.Semaphore(16)
+    agent._uploads, agent._held = {}, {"clear": object()}
+    ended = AttemptMessage(AttemptId("clear", 1, 1), AttemptEnded(True, Reason.REASON_UNSPECIFIED, "", bytes(32), b""))
+
+    async def play():
+        working = asyncio.create_task(agent._work_events())
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(40):
+                await agent._received(ended)
+            while not agent._events.empty():
+                await asyncio.sleep(0)
+        working.cancel()
+
+    asyncio.run(play())
+    assert agent._held == {}
