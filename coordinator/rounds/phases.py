@@ -1,4 +1,14 @@
-"""The five phases of an attempt: each begins with its messages and one deadline, and ends in the next."""
+"""Moves an attempt through its five phases: advertise, share, mask, confirm, unmask.
+
+    enter_phase    sends the phase's messages and sets its one deadline
+    close_phase    ends it once everyone has answered, or the deadline has passed, or too few members are left
+
+`secure_agg.server` says what the answers amount to. Either the next phase begins, or the sum is published, or the
+attempt is abandoned.
+
+Nothing here sends, stores or waits. Each function adds effects (`fx`) and counts to its `Step`, in the order in which
+they must happen.
+"""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -28,7 +38,7 @@ __all__ = [
     "watch_absence",
 ]
 
-# Members dropped at the end of a phase for these did nothing that should keep them from the next attempt.
+# A loss for one of these at the end of a phase is no reason to bar the member from the next attempt.
 _NOBODYS_FAULT = frozenset(
     {
         secure_agg.Reason.PHASE_DEADLINE,
@@ -37,7 +47,7 @@ _NOBODYS_FAULT = frozenset(
     }
 )
 
-# A member dropped for these may be honest and have a bad line, so it is left out for a while, never for good.
+# A member dropped for one of these may be honest on a bad line, so it is left out for a while, never for good.
 SILENT = frozenset(
     {Reason.REASON_PHASE_DEADLINE, Reason.REASON_DISCONNECTED, Reason.REASON_MEMBER_RESTARTED},
 )
@@ -51,9 +61,9 @@ def enter_phase(step: Step) -> None:
     name = phase.protocol.phase.value
     deadline = float(getattr(step.state.parameters.job.rounds.deadlines, name))
     step.do(fx.SetTimer(deadline_timer(phase), deadline))
-    # Members of a group get one message, which is encoded once if they follow each other.
-    first = {id(payload): member for member, payload in sorted(phase.outbox.items(), reverse=True)}
-    for member, payload in sorted(phase.outbox.items(), key=lambda sent: (first[id(sent[1])], sent[0])):
+    # Members of a group share one payload. It is encoded only once if they come one after the other.
+    first_of = {id(payload): member for member, payload in sorted(phase.outbox.items(), reverse=True)}
+    for member, payload in sorted(phase.outbox.items(), key=lambda item: (first_of[id(item[1])], item[0])):
         step.do(fx.Send(member, AttemptMessage(phase.attempt, payload)))
     for member in sorted(phase.protocol.waiting):
         if not step.state.members[member].connected:
@@ -68,7 +78,7 @@ def watch_absence(step: Step, member: str) -> None:
 
 
 def advance_if_settled(step: Step) -> None:
-    """Closes the phase once nobody is waited for, it cannot succeed, or the shares open the sum."""
+    """Closes the phase if nobody is waited for any more, it cannot succeed, or the shares already open the sum."""
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
@@ -79,13 +89,13 @@ def advance_if_settled(step: Step) -> None:
 
 
 def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> None:
-    """Ends the phase: everyone has answered, its deadline has passed, or too few members are left.
+    """Ends the phase, and enters the next, publishes the sum or abandons the attempt.
 
     Args:
-        early: the shares received so far should open the sum, so nobody else is waited for. A dishonest dealer may make
-            that fail. Then nothing happens, because other sets of shares may still rebuild its secret.
-        deadline: the deadline has passed. Before it, nobody is late: if too few members are left, those still waited
-            for hear how the attempt ended, and get no blame.
+        early: the shares received so far should open the sum, so nobody else is waited for. If a dishonest dealer makes
+            that fail, nothing happens, because another set of shares may still rebuild its secret.
+        deadline: the deadline has passed. Otherwise nobody is late: if too few members are left, those still waited for
+            hear how the attempt ended, and get no blame.
     """
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
@@ -93,13 +103,13 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
     closing = phase.protocol
     name = closing.phase.value
     outcome = closing.close()
-    if early and (isinstance(outcome, secure_agg.Abandoned) or _some_sealed(outcome[2])):
+    if early and (isinstance(outcome, secure_agg.Abandoned) or _gave_up_a_group(outcome[2])):
         return
     step.do(fx.CancelTimer(deadline_timer(phase)))
     step.do(counts.PhaseEnded(phase=name, seconds=seconds_since(step, phase.phase_ms), attempt=phase.attempt))
     if isinstance(outcome, secure_agg.Abandoned):
-        known = {dropout.member for dropout in phase.dropouts}
-        lost = tuple(each for each in outcome.dropped if each.member not in known)
+        noted = {dropout.member for dropout in phase.dropouts}
+        lost = tuple(each for each in outcome.dropped if each.member not in noted)
         _note_late(step, lost if deadline else _not_late(lost), name)
         _abandon(step, of_protocol(outcome.reason), f"{name}: {outcome.detail}")
         return
@@ -112,21 +122,24 @@ def close_phase(step: Step, *, early: bool = False, deadline: bool = False) -> N
 def _begin(
     step: Step, following: Collecting | protocol.OpenedSum, outbox: dict[str, CoordinatorPayload], *, closed: str
 ) -> None:
-    """Enters the phase after `closed`, or publishes the opened sum. Effects that must come first are done here."""
+    """Enters the phase after `closed`, or publishes the opened sum.
+
+    Some phases need something in place before their first message, such as open uploads. It is put in place here.
+    """
     phase = step.state.phase
     if not isinstance(phase, Aggregating):
         return
     if isinstance(following, protocol.OpenedSum):
-        # In groups, the members of a lost group leave the survivors with it. Likewise below.
+        # With groups, a group that is lost takes its members out of the survivors. The same holds below.
         _publish(step, replace(phase, survivors=following.survivors), following)
         return
     if isinstance(following, protocol.CollectingDealings) and (
         following.context.grouped is not None or following.context.cohort > DIGEST_ROSTER_ABOVE
     ):
-        # By digest: members fetch the certificates that they do not know, and the keys of their neighbours.
+        # Digests in place of certificates and keys: members fetch what they lack, and of keys only their neighbours'.
         outbox = _rosters_by_digest(following.session, outbox)
     if isinstance(following, protocol.CollectingMasked):
-        # Uploads must be open before anyone is asked for a vector.
+        # Before anyone is asked for a vector.
         context, session = following.context, following.session
         groups = {member: session.group_of(member) for member in following.expected} if context.grouped else {}
         step.do(fx.OpenUploads(phase.attempt, following.expected, context.values, context.bits, groups))
@@ -143,8 +156,23 @@ def _begin(
     enter_phase(step)
 
 
+def _publish(step: Step, phase: Aggregating, opened: protocol.OpenedSum) -> None:
+    """Ends the last phase, and has the next version computed from the sum."""
+    step.state = replace(
+        step.state,
+        phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms, phase.silent),
+    )
+    step.do(fx.Compute(phase.attempt, opened, phase.survivors))
+
+
+def _abandon(step: Step, reason: Reason, detail: str) -> None:
+    """Ends the attempt without a sum, and decides what comes after it."""
+    attempt_over(step, reason, detail)
+    after_abandoned(step)
+
+
 def _rosters_by_digest(session: secure_agg.Session, members: Collection[str]) -> dict[str, CoordinatorPayload]:
-    """One roster for everybody or, in groups, one for each group."""
+    """Returns one roster for all members or, with groups, one for each group."""
     if session.context.grouped is None:
         return dict.fromkeys(members, secure_agg.DigestRoster(tuple(session.entries.values())))
     rosters: dict[int, CoordinatorPayload] = {}
@@ -155,16 +183,10 @@ def _rosters_by_digest(session: secure_agg.Session, members: Collection[str]) ->
     return {member: rosters[session.group_of(member)] for member in members}
 
 
-def _abandon(step: Step, reason: Reason, detail: str) -> None:
-    """Ends the attempt without a sum, and decides what comes after it."""
-    attempt_over(step, reason, detail)
-    after_abandoned(step)
-
-
 def _short_of_confirmed(state: JobState, phase: Aggregating, following: protocol.CollectingConfirmations) -> bool:
     """Whether this attempt retries a confirmed sum and lacks one of its members.
 
-    Members would refuse the shorter list. Once given out, it would also fix the next attempt's cohort.
+    Members would refuse the shorter list, and once given out, it would fix the next attempt's cohort, too.
     """
     cohort = frozenset(phase.cohort)
     return cohort in state.confirmed_sums and frozenset(following.survivors) != cohort
@@ -181,19 +203,19 @@ def _fix_survivors(step: Step, attempt: AttemptId, survivors: tuple[str, ...]) -
 
 
 def _not_late(lost: tuple[secure_agg.Dropped, ...]) -> tuple[secure_agg.Dropped, ...]:
-    """Returns the losses without those of members that still had time."""
+    """Returns the losses, less those of members that still had time to answer."""
     return tuple(each for each in lost if each.reason is not secure_agg.Reason.PHASE_DEADLINE)
 
 
-def _some_sealed(late: tuple[secure_agg.Dropped, ...]) -> bool:
-    """Whether a group is given up because of a dishonest dealer: other sets of shares may still open it."""
-    return any(lost.reason is secure_agg.Reason.RECONSTRUCTION_FAILED for lost in late)
+def _gave_up_a_group(lost: tuple[secure_agg.Dropped, ...]) -> bool:
+    """Whether a dishonest dealer made a group fail. Another set of shares may still open that group."""
+    return any(each.reason is secure_agg.Reason.RECONSTRUCTION_FAILED for each in lost)
 
 
 def _count_groups(
     step: Step, closing: Collecting, following: Collecting | protocol.OpenedSum, attempt: AttemptId
 ) -> None:
-    """Counts the groups of the cohort that were lost in the phase that ended."""
+    """Counts the groups that were lost in the phase that ended."""
     if closing.context.grouped is None:
         return
     total = closing.context.grouped.groups
@@ -207,6 +229,7 @@ def _count_groups(
 
 
 def _note_late(step: Step, late: tuple[secure_agg.Dropped, ...], phase_name: str) -> None:
+    """Records each loss, tells the member, and bars it if the loss is its fault."""
     for lost in late:
         phase = step.state.phase
         if isinstance(phase, Aggregating):
@@ -236,11 +259,3 @@ def note_dropout(step: Step, phase: Aggregating, dropout: Dropout) -> None:
 def tell_dropped(step: Step, attempt: AttemptId, member: str, reason: Reason, detail: str) -> None:
     """Tells a member that it is out of the attempt, and why."""
     step.do(fx.Send(member, AttemptMessage(attempt, AttemptEnded(False, reason, detail))))
-
-
-def _publish(step: Step, phase: Aggregating, opened: protocol.OpenedSum) -> None:
-    step.state = replace(
-        step.state,
-        phase=Publishing(phase.attempt, phase.cohort, phase.survivors, phase.dropouts, step.now_ms, phase.silent),
-    )
-    step.do(fx.Compute(phase.attempt, opened, phase.survivors))

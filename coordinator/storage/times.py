@@ -1,4 +1,7 @@
-"""When a job's present round and its newest version began. The metrics report it again after a restart."""
+"""When a job's open round began, and when its newest version was stored.
+
+A coordinator that starts again reads these times, so that its metrics need not wait for the next round or version.
+"""
 
 from dataclasses import dataclass
 
@@ -12,18 +15,23 @@ __all__ = ["JobTimes", "job_times"]
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """Times in seconds since 1970. `round_opened` is None without an open round, `published` without a version."""
+    """The times of one job, in seconds since 1970.
+
+    Args:
+        round_opened: the start of the open round, or None if no round is open.
+        published: when the newest version was stored, or None if there is no version.
+    """
 
     round_opened: float | None
     published: float | None
 
 
 def job_times(s: Session, job: str) -> JobTimes:
-    """Returns the times of one job."""
-    opened = s.scalar(select(RoundRow.opened_ms).where(RoundRow.job == job, RoundRow.outcome == "open"))
+    """Returns the times of the job with this name."""
+    opened_ms = s.scalar(select(RoundRow.opened_ms).where(RoundRow.job == job, RoundRow.outcome == "open"))
     newest = select(VersionRow.created_ms).where(VersionRow.job == job).order_by(VersionRow.number.desc()).limit(1)
-    published = s.scalar(newest)
+    published_ms = s.scalar(newest)
     return JobTimes(
-        round_opened=None if opened is None else opened / 1000,
-        published=None if published is None else published / 1000,
+        round_opened=None if opened_ms is None else opened_ms / 1000,
+        published=None if published_ms is None else published_ms / 1000,
     )

@@ -1,4 +1,9 @@
-"""`edge_client export` writes this member's own model, for `edge_client predict`."""
+"""`edge_client export` writes this member's own model, for `edge_client predict` or `generate`.
+
+    edge_client export desk --data rows.jsonl --out model
+
+This module reads the options and prints the result. `edge_client.agent.exporting` does the work.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -69,11 +74,12 @@ def export(
 ) -> None:
     """Write the job's newest model as ONNX, with your own vocabulary and embedding in it.
 
-    The folder holds your private part of the model or your label frequencies, if the job leaves these to its members.
-    It should then stay on this machine.
+    If the job leaves a part of the model or label frequencies to its members, the folder holds yours. Then keep it on
+    this machine.
     """
     from toolkit.tls import tls_13_only
 
+    # Before the next imports: they import gRPC, which reads the setting once.
     tls_13_only()
 
     from edge_client.agent.exporting import export_own
@@ -97,31 +103,32 @@ def export(
         backbones=tuple(backbone or ()),
     )
     with sentences(), watching(quiet) as watch:
-        done = export_own(job, options, out, epochs=epochs, split=split, watch=watch)
-    shared = done.report.shared
+        exported = export_own(job, options, out, epochs=epochs, split=split, watch=watch)
+    # With --split, the backbone that lies beside the prompt.
+    shared = exported.report.shared
     if quiet:
-        more = {} if shared is None else {"backbone": str(shared.folder), "backbone_written": shared.written}
+        about_backbone = {} if shared is None else {"backbone": str(shared.folder), "backbone_written": shared.written}
         print_json(
             {
-                "job": done.job,
-                "version": done.version,
-                "digest": done.digest.hex(),
-                "private_values": done.private,
-                "max_difference": done.report.max_difference,
-                "files": done.report.files,
-                **more,
+                "job": exported.job,
+                "version": exported.version,
+                "digest": exported.digest.hex(),
+                "private_values": exported.private,
+                "max_difference": exported.report.max_difference,
+                "files": exported.report.files,
+                **about_backbone,
             }
         )
         return
-    command = "generate" if done.writes else "predict"
+    command = "generate" if exported.writes else "predict"
     typer.echo(
-        f"Wrote {out}: version {done.version} of {done.job}. Try `edge_client {command} --bundle {out} TEXT`; its "
-        "README.md says how to run it without this software."
+        f"Wrote {out}: version {exported.version} of {exported.job}. Try `edge_client {command} --bundle {out} TEXT`; "
+        "its README.md says how to run it without this software."
     )
     if shared is not None:
         typer.echo(
             f"It needs its backbone {shared.folder}, {sum(shared.files.values()) / 1e6:,.1f} MB, "
             f"{'written just now' if shared.written else 'which was there already'}: keep both in the same folder."
         )
-    if done.private:
-        typer.echo(f"{done.private:,} of its values are private to you: keep the folder on this machine.")
+    if exported.private:
+        typer.echo(f"{exported.private:,} of its values are private to you: keep the folder on this machine.")
