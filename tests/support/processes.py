@@ -228,7 +228,7 @@ class Federation:
             _init(self.dir, host, ports)
         else:
             made, before = _initialised(host)
-            shutil.copytree(made, self.dir)
+            shutil.copytree(made, self.dir, dirs_exist_ok=True)
             for old, new in zip(before, ports, strict=True):
                 _replace(self.dir / "coordinator.toml", f"_port = {old}\n", f"_port = {new}\n")
             _replace(self.dir / "operator" / "operator.toml", f':{before[1]}"', f':{self.port}"')
