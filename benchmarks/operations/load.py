@@ -53,7 +53,7 @@ from toolkit.durable import durable_file
 
 __all__ = ["Served", "idle", "secure_round"]
 
-BENCH, BENCH_MODULE = "load", "operations.load"
+BENCH = "load"
 # 2 adds workers and cohorts of 2,000.
 REVISION = 2
 
@@ -96,7 +96,7 @@ def measured_by(checkout: Path, cell: str, members: int, values: int) -> list[Fi
     Raises:
         MeasurementFailed: the benchmark failed, or does not measure such a cell.
     """
-    words = [sys.executable, "-m", f"benchmarks.{BENCH_MODULE}", cell, "--quick", "--members", str(members)]
+    words = [sys.executable, "-m", "benchmarks.operations.load", cell, "--quick", "--members", str(members)]
     path = os.pathsep.join([str(checkout), str(checkout / "proto")])
     done = subprocess.run(
         words, cwd=checkout, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
@@ -307,7 +307,7 @@ def _commit(checkout: Path) -> str:
 
 def main() -> None:
     """Command line."""
-    options = parser(BENCH_MODULE)
+    options = parser("operations.load")
     options.add_argument("cells", nargs="*", help="round, idle or vectors (default: all)")
     options.add_argument("--members", type=int, help="number of members (default: that of the target)")
     options.add_argument("--values", type=int, choices=sorted(_MODELS), help="values of a round (default: each target)")
