@@ -13,7 +13,8 @@ vectors          peak in a round of few members with large vectors, in vectors (
 
 `--workers 1 2` measures each cell with as many workers of the coordinator, one after the other. Processor time and
 memory are those of the main process and its workers together. `--beside FOLDER` also runs the benchmark of another
-checkout, with that checkout's coordinator and members and the libraries of this one. Its cells have no workers.
+checkout, with that checkout's coordinator and members and the libraries of this one. It measures what every checkout's
+benchmark does: rounds of 16,384 values and idle sessions, without workers.
 
 A member's key takes a quarter of a second to make. Cells of one run use the same keys, in federations that have nothing
 else in common. Idle members sign nothing, so they share a few.
@@ -57,7 +58,7 @@ BENCH = "load"
 # 2 adds workers and cohorts of 2,000.
 REVISION = 2
 
-# Members and values of a round. The first one has a target for memory.
+# Members and values of a round. The first one has a target for memory, and every checkout measures it.
 ROUNDS = ((1000, 16_384), (2000, 1_024))
 # Values of a model: its embedding, words, and maps over one word each.
 _MODELS = {16_384: (64, 210, 42), 1_024: (16, 50, 10)}
@@ -334,6 +335,8 @@ def main() -> None:
         commit = _commit(beside)
         if not (commit and (beside / "benchmarks" / "operations" / "load.py").is_file()):
             options.error(f"--beside: {beside} is no checkout with this benchmark; make one with `git worktree add`")
+        if chosen.values not in (None, ROUNDS[0][1]):
+            options.error(f"--beside measures rounds of {ROUNDS[0][1]} values; leave out --values {chosen.values}")
 
     def cell(case: dict[str, Any], measured: Callable[[], list[Figure]]) -> None:
         if not results.done(case):
@@ -350,7 +353,8 @@ def main() -> None:
             for count in chosen.workers:
                 measured = functools.partial(secure_round, members, values, Served(count))
                 cell({"members": members, "values": values, "workers": count}, functools.partial(_run, measured))
-            others("round", members, values)
+            if values == ROUNDS[0][1]:
+                others("round", members, values)
     if "idle" in cells:
         for count in chosen.workers:
             measured = functools.partial(idle, sessions, Served(count))

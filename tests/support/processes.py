@@ -213,9 +213,9 @@ def _init_reads_the_environment() -> bool:
 class Federation:
     """A coordinator and its members, in one folder.
 
-    RSA keys are a quarter of what a federation costs. So each test process makes one federation, and the others are
-    copies with ports of their own, unless a variable changes what `coordinator init` makes. Each member of a federation
-    has its own key of `tests.support.keys`.
+    RSA keys take more than half of the time in which a federation is made. So each test process makes one, and the
+    others are copies with ports of their own, unless a variable changes what `coordinator init` makes. Each member of a
+    federation has its own key of `tests.support.keys`.
     """
 
     def __init__(self, folder: Path, *, host: str | None = None) -> None:
