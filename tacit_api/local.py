@@ -65,7 +65,7 @@ class LocalFederation:
             The job, as `Coordinator.job`.
 
         Raises:
-            CommandFailed: a member ended, or the job did not finish.
+            CommandFailed: a member ended, too few members take part, or the job did not finish.
         """
         rows = dict(data) if isinstance(data, Mapping) else dict(zip(self.members, data, strict=True))
         if unknown := sorted(rows.keys() - self.members.keys()):
@@ -75,16 +75,16 @@ class LocalFederation:
             for member, own in rows.items():
                 started = self.members[member].start(own, ledger="local", jobs=(name,), until_finished=False, **columns)
                 running.enter_context(started)
-            self._wait(name, [self.members[member] for member in rows])
+            self._wait(name, {member: self.members[member] for member in rows})
         return self.coordinator.job(name)
 
-    def _wait(self, job: str, members: Sequence[Member]) -> None:
-        """Waits until the job is over, or a member ended before it."""
+    def _wait(self, job: str, members: Mapping[str, Member]) -> None:
+        """Waits until the job is over, a member ended before it, or too few members take part."""
         over: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def finished() -> None:
             try:
-                self.coordinator.finished(job)
+                self.coordinator.finished(job, members=members.keys())
             except BaseException as error:  # noqa: BLE001  raised again below
                 over.put(error)
             else:
@@ -96,10 +96,10 @@ class LocalFederation:
                 if (failed := over.get(timeout=_LOOKS)) is not None:
                     raise failed
                 return
-            for member in members:
+            for name, member in members.items():
                 if not member.running:
                     member.wait()
-                    raise CommandFailed(f"{member.home.name} ended before job {job} was over", ExitCode.FAILED)
+                    raise CommandFailed(f"{name} ended before job {job} was over", ExitCode.FAILED)
 
 
 @contextmanager

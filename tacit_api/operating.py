@@ -7,7 +7,7 @@ commands print with `--json`. Failures are `CommandFailed`, whose text says what
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -66,11 +66,18 @@ class AsyncCoordinator:
 
         return detail_json(await self._call("GetJob", operator_pb2.GetJobRequest(name=name)))
 
-    async def finished(self, name: str) -> Told:
+    async def finished(self, name: str, *, members: Collection[str] | None = None) -> Told:
         """Waits until a job is over, and returns it.
 
+        A job whose members decline waits for others, and pauses after a training window.
+
+        Args:
+            name: the job's.
+            members: who may take part. Too few of them that have not declined are then a failure at once. None: more
+                members may come.
+
         Raises:
-            CommandFailed: it was paused or aborted, or there is no such job.
+            CommandFailed: it was paused or aborted, there is no such job, or too few of `members` are left.
         """
         await self.job(name)
         async for status in self.watch():
@@ -80,8 +87,10 @@ class AsyncCoordinator:
             if found["status"] == "finished":
                 return found
             if found["status"] != "running":
-                why = f": {found['reason']}" if found.get("reason") else ""
-                raise CommandFailed(f"job {name} is {found['status']}{why}", ExitCode.FAILED)
+                why = ": ".join(filter(None, (found["status"], found["reason"], found["waiting"])))
+                raise CommandFailed(f"job {name} is {why}", ExitCode.FAILED)
+            if members is not None and found["phase"] == "training":
+                _check_left(found, members, status["members"])
         raise CommandFailed(f"the coordinator ended the connection before job {name} was over", ExitCode.UNREACHABLE)
 
     async def create(self, job: Job, *, backbones: str | Path | None = None) -> Told:
@@ -176,6 +185,18 @@ class AsyncCoordinator:
             return await getattr(stub, method)(request, timeout=CALL_SECONDS)
 
 
+def _check_left(job: Told, members: Collection[str], status: list[Told]) -> None:
+    """Checks that the next round can have enough of these members."""
+    declined = {each["name"]: each["declined"].get(job["name"]) for each in status if each["name"] in members}
+    said = [f"{name} declined: {why}" for name, why in declined.items() if why]
+    left = len(set(members)) - len(said)
+    if left < job["members_needed"]:
+        raise CommandFailed(
+            "; ".join([f"job {job['name']} needs {job['members_needed']} members and has {left}", *said]),
+            ExitCode.FAILED,
+        )
+
+
 class Coordinator:
     """A coordinator, for scripts and notebooks: `AsyncCoordinator` whose calls return when they are done.
 
@@ -234,9 +255,9 @@ class Coordinator:
         """See `AsyncCoordinator.job`."""
         return self._done(self._own.job(name))
 
-    def finished(self, name: str) -> Told:
+    def finished(self, name: str, *, members: Collection[str] | None = None) -> Told:
         """See `AsyncCoordinator.finished`."""
-        return self._done(self._own.finished(name))
+        return self._done(self._own.finished(name, members=members))
 
     def create(self, job: Job, *, backbones: str | Path | None = None) -> Told:
         """See `AsyncCoordinator.create`."""

@@ -93,6 +93,7 @@ def job_json(job: operator_pb2.Job) -> dict[str, Any]:
         "version_number": job.version_number,
         "members_connected": job.members_connected,
         "members_ready": job.members_ready,
+        "members_needed": job.members_needed,
         "cohort": job.cohort,
         "answered": job.answered,
         "created_ms": job.created_ms,

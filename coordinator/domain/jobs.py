@@ -161,3 +161,4 @@ class LiveJob:
     answered: int  # Of those, how many have answered in the present phase.
     waiting: str = ""  # What holds the job up, with members' names.
     approvals: Approvals = Approvals()
+    needed: int = 0  # Members that a round needs.

@@ -209,6 +209,7 @@ class JobDriver:
             cohort=cohort,
             answered=answered,
             approvals=self._approvals(),
+            needed=state.parameters.job.rounds.min_members,
         )
 
     def _approvals(self) -> Approvals:

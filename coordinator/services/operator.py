@@ -585,6 +585,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             version_number=job.version_number,
             members_connected=0 if live is None else live.connected,
             members_ready=0 if live is None else live.ready,
+            members_needed=0 if live is None else live.needed,
             cohort=0 if live is None else live.cohort,
             answered=0 if live is None else live.answered,
             created_ms=job.created_ms,

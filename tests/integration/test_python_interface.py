@@ -139,6 +139,27 @@ def test_failures_are_sentences(town, tmp_path):
         tacit.Member.enrol(tmp_path / "thief", "no token")
 
 
+def test_a_job_that_too_few_take_part_in_fails_at_once_and_goes_on_later(town, tmp_path):
+    """Without the members' names, the coordinator would wait a training window for others: ten minutes."""
+    job, _ = written_job(tmp_path, NONE.replace('"tried"', '"refused"'))
+    rows = [(row["text"], row["label"]) for row in written_rows(60)]
+    parts = {name: rows[at::3] for at, name in enumerate(town.members)}
+    willing, policy = (tmp_path / "willing.toml"), town.members["east"].home / "policy.toml"
+    willing.write_text(policy.read_text())
+    policy.write_text('schema = 1\nmechanisms = ["dp-sgd"]\n')
+    with pytest.raises(CommandFailed, match="needs 3 members and has 2; east declined: mechanisms: ") as failed:
+        town.train(job, parts)
+    assert failed.value.code is ExitCode.FAILED
+    with pytest.raises(CommandFailed, match="refused needs 3 members and has 2"):
+        town.coordinator.finished("refused", members=("north", "south"))
+    policy.write_text(willing.read_text())
+    with ExitStack() as running:
+        for name, own in parts.items():
+            member = town.members[name].start(own, ledger="local", jobs=("refused",), until_finished=False)
+            running.enter_context(member)
+        assert town.coordinator.finished("refused")["version_number"] == 2
+
+
 def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
     """Also after an earlier stop, and in a notebook, whose loop runs while the member has a thread."""
     member, begun = town.members["north"], tacit.Member._begun

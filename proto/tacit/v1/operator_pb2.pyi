@@ -64,7 +64,7 @@ class Lease(_message.Message):
     def __init__(self, fence: _Optional[int] = ..., address: _Optional[str] = ..., since_ms: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning", "approvals", "estimate", "best")
+    __slots__ = ("name", "status", "reason", "document", "round", "rounds_total", "attempt", "phase", "version", "version_number", "members_connected", "members_ready", "cohort", "answered", "created_ms", "evaluation", "training", "waiting", "warning", "approvals", "estimate", "best", "members_needed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Job(_message.Message):
     APPROVALS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_NEEDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     status: JobStatus
     reason: _reason_pb2.Reason
@@ -109,7 +110,8 @@ class Job(_message.Message):
     approvals: Approvals
     estimate: Estimate
     best: Estimate
-    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ..., approvals: _Optional[_Union[Approvals, _Mapping]] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ..., best: _Optional[_Union[Estimate, _Mapping]] = ...) -> None: ...
+    members_needed: int
+    def __init__(self, name: _Optional[str] = ..., status: _Optional[_Union[JobStatus, str]] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., document: _Optional[bytes] = ..., round: _Optional[int] = ..., rounds_total: _Optional[int] = ..., attempt: _Optional[int] = ..., phase: _Optional[str] = ..., version: _Optional[bytes] = ..., version_number: _Optional[int] = ..., members_connected: _Optional[int] = ..., members_ready: _Optional[int] = ..., cohort: _Optional[int] = ..., answered: _Optional[int] = ..., created_ms: _Optional[int] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., training: _Optional[_Union[TrainingMetrics, _Mapping]] = ..., waiting: _Optional[str] = ..., warning: _Optional[str] = ..., approvals: _Optional[_Union[Approvals, _Mapping]] = ..., estimate: _Optional[_Union[Estimate, _Mapping]] = ..., best: _Optional[_Union[Estimate, _Mapping]] = ..., members_needed: _Optional[int] = ...) -> None: ...
 
 class Approvals(_message.Message):
     __slots__ = ("approved", "awaited", "awaited_members", "declined")
