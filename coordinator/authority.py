@@ -22,6 +22,7 @@ from cryptography import x509
 from coordinator.config import CoordinatorFolder
 from coordinator.pki import Authority, AuthorityUnusable, ends_too_soon
 from tacit.authorities import MAX_ROOTS, Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_der, certificate_from_pem
 from tacit.identity import Trust, federation_of
 from toolkit.durable import durable_file
 
@@ -233,7 +234,7 @@ def read_authorities(folder: CoordinatorFolder) -> Authorities:
     """
     path = folder.authority_certificate
     try:
-        first = x509.load_pem_x509_certificate(path.read_bytes())
+        first = certificate_from_pem(path.read_bytes())
     except OSError as error:
         raise AuthorityUnusable(f"{path} cannot be read: {error.strerror}; check path and permissions") from error
     except ValueError as error:
@@ -250,7 +251,7 @@ def read_authorities(folder: CoordinatorFolder) -> Authorities:
 
 
 def _root(authorities: Authorities, number: int) -> x509.Certificate:
-    return x509.load_der_x509_certificate(authorities.roots[number - 1])
+    return certificate_from_der(authorities.roots[number - 1])
 
 
 def _fingerprint(authorities: Authorities, number: int) -> bytes:

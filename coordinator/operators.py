@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -23,6 +22,7 @@ from coordinator.config import CoordinatorConfig, OperatorConfig, operator_toml
 from coordinator.pki import key_pem, new_key, pem
 from coordinator.storage import records
 from coordinator.storage.database import Database
+from tacit.certificates import certificate_from_pem
 from tacit.identity import OPERATOR_ROLES, Identity, Role, own_key
 from toolkit.durable import durable_file
 from toolkit.private_files import check_keys
@@ -115,7 +115,7 @@ def _lying(folder: Path, who: Identity, database: Database) -> rsa.RSAPrivateKey
     """
     try:
         key = own_key((folder / "key.pem").read_bytes())
-        certificate = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
+        certificate = certificate_from_pem((folder / "cert.pem").read_bytes())
         earlier = Identity.of(certificate)
     except (FileNotFoundError, ValueError, TypeError):
         # The files are missing, truncated, or encrypted by somebody, and cannot be used as they are.

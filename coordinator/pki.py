@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tacit.certificates import certificates_from_pem, extension_of, request_from_der
 from tacit.identity import (
     OPERATOR_ROLES,
     SUITABLE_KEY,
@@ -36,6 +37,7 @@ from tacit.identity import (
     Role,
     federation_of,
     fit_key,
+    key_in,
     key_pem,
     name_is_valid,
     new_key,
@@ -218,7 +220,7 @@ class Authority:
                 not match, or the passphrase is missing or wrong.
         """
         try:
-            certificates = x509.load_pem_x509_certificates(certificate_path.read_bytes())
+            certificates = certificates_from_pem(certificate_path.read_bytes())
         except OSError as error:
             raise AuthorityUnusable(
                 f"{certificate_path} cannot be read: {error.strerror}; check path and permissions"
@@ -250,34 +252,30 @@ class Authority:
     def _check(self, certificate_path: Path, key_path: Path, now: datetime) -> None:
         certificate = self.certificate
         try:
-            constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-        except x509.ExtensionNotFound:
-            constraints = x509.BasicConstraints(ca=False, path_length=None)
-        if not constraints.ca:
+            constraints = extension_of(certificate, x509.BasicConstraints)
+            usage = extension_of(certificate, x509.KeyUsage)
+            names = extension_of(certificate, x509.NameConstraints)
+        except ValueError as error:
+            raise AuthorityUnusable(
+                f"the extensions of {certificate_path} cannot be read ({error}); ask your certificate department"
+            ) from error
+        if constraints is None or not constraints.ca:
             raise AuthorityUnusable(
                 f"{certificate_path} is not an authority's certificate (it lacks CA:TRUE); "
                 "ask your certificate department for a subordinate CA, not a server certificate"
             )
-        try:
-            usage = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
-        except x509.ExtensionNotFound:
-            usage = None
         if usage is not None and not usage.key_cert_sign:
             raise AuthorityUnusable(
                 f"{certificate_path} may not sign certificates (its key usage lacks keyCertSign); "
                 "ask your certificate department for a subordinate CA"
             )
-        try:
-            certificate.extensions.get_extension_for_class(x509.NameConstraints)
-        except x509.ExtensionNotFound:
-            pass
-        else:
+        if names is not None:
             raise AuthorityUnusable(
                 f"{certificate_path} has name constraints, which do not allow tacit:// identities; "
                 "ask your certificate department for a subordinate CA without them"
             )
         try:
-            public = fit_key(certificate.public_key())
+            public = key_in(certificate)
         except KeyUnfit as error:
             raise AuthorityUnusable(
                 f"{certificate_path}: the key {error}; use an authority with {SUITABLE_KEY}"
@@ -375,9 +373,8 @@ class Authority:
 
     def _authority_key_identifier(self) -> x509.AuthorityKeyIdentifier:
         # Use the issuer's own identifier, as an institution's authority may compute it differently.
-        try:
-            own = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-        except x509.ExtensionNotFound:
+        own = extension_of(self.certificate, x509.SubjectKeyIdentifier)
+        if own is None:
             return x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
@@ -390,13 +387,12 @@ def certify_request(der: bytes) -> rsa.RSAPublicKey:
             (`tacit.identity.fit_key`).
     """
     try:
-        request = x509.load_der_x509_csr(der)
-        key = request.public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+        request = request_from_der(der)
+    except ValueError as error:
         raise RequestUnsuitable("the certificate request cannot be read; enrol with the newest software") from error
     try:
         # Check this before the signature, so that an unfit key costs no exponentiation.
-        fit = fit_key(key)
+        fit = key_in(request)
     except KeyUnfit as error:
         raise RequestUnsuitable(f"the key to certify {error}; create a key that is {SUITABLE_KEY}") from error
     try:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
-from cryptography import x509
 
 from coordinator.authority import Anchors, load_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
@@ -23,6 +22,7 @@ from coordinator.services.operators import end_over
 from coordinator.storage import mark, records
 from coordinator.storage.errors import StorageError
 from coordinator.storage.journal import newest_of
+from tacit.certificates import certificate_from_pem
 from tacit.messages import AuthoritiesChanged
 
 __all__ = ["Upkeep"]
@@ -178,4 +178,4 @@ class Upkeep:
 
 def _end(path: Path) -> float:
     """Returns when the first certificate in a file ends, in seconds since 1970."""
-    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
+    return certificate_from_pem(path.read_bytes()).not_valid_after_utc.timestamp()

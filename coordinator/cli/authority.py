@@ -152,10 +152,9 @@ def status(folder: CoordinatorDir = Path("federation"), as_json: Json = False) -
 
 def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tuple[list[str], list[str]]:
     """Members and operators whose valid certificate the newest authority did not issue."""
-    from cryptography import x509
-
     from coordinator.authority import read_authorities
     from coordinator.storage import records
+    from tacit.certificates import certificate_from_der
     from tacit.identity import issued_by
 
     known = book.authorities if book is not None else read_authorities(machine.folder)
@@ -166,7 +165,7 @@ def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tu
     members = [
         name
         for name, (certificate, expires_ms) in stored.items()
-        if expires_ms > now_ms and not issued_by(x509.load_der_x509_certificate(certificate), newest)
+        if expires_ms > now_ms and not issued_by(certificate_from_der(certificate), newest)
     ]
     good = {
         item.name
@@ -184,17 +183,17 @@ def _late(machine: Machine, book: "AuthorityBook | None", now: "datetime") -> tu
 
 def _operator(machine: Machine, book: "AuthorityBook", now: "datetime") -> None:
     """Gives the operator's folder in DIR, if there is one, a certificate from the newest authority and its roots."""
-    from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
     from coordinator.operators import issue_operator
     from coordinator.storage import records
+    from tacit.certificates import certificate_from_pem
     from tacit.identity import OPERATOR_ROLES, Identity, issued_by
     from toolkit.durable import durable_file
 
     folder = machine.folder.operator
     try:
-        present = x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes())
+        present = certificate_from_pem((folder / "cert.pem").read_bytes())
     except (OSError, ValueError):
         return
     if machine.database.run_now(lambda s: records.revoked_among(s, [present.fingerprint(hashes.SHA256())])):

@@ -318,12 +318,11 @@ def _closed(coordinator: Path, config: "CoordinatorConfig") -> None:
 
 def _federation(root: Path) -> bytes:
     """Returns the name of the federation: the SHA-256 of its first authority."""
-    from cryptography import x509
-
+    from tacit.certificates import certificate_from_pem
     from tacit.identity import federation_of
 
     try:
-        return federation_of(x509.load_pem_x509_certificate(root.read_bytes()))
+        return federation_of(certificate_from_pem(root.read_bytes()))
     except (OSError, ValueError) as error:
         raise CommandFailed(f"{root} cannot be read: {error}; put the authority's certificate there") from error
 

@@ -188,10 +188,9 @@ async def fetch_authorities(channel: "grpc.aio.Channel", folder: Path) -> "Autho
     Raises:
         CommandFailed: the coordinator's list does not verify.
     """
-    from cryptography import x509
-
     from coordinator.config import load_operator
     from tacit.authorities import Authorities, AuthoritiesInvalid
+    from tacit.certificates import certificates_from_pem
     from tacit.identity import federation_of
     from tacit.v1 import federation_pb2
     from tacit.v1.federation_pb2_grpc import FederationServiceStub
@@ -205,7 +204,7 @@ async def fetch_authorities(channel: "grpc.aio.Channel", folder: Path) -> "Autho
         if told:
             return Authorities.read(told, federation=federation, what="the coordinator's list of authorities")
         # No list: the federation has only had its first authority.
-        for root in x509.load_pem_x509_certificates(identity.root_pem):
+        for root in certificates_from_pem(identity.root_pem):
             if federation_of(root) == federation:
                 return Authorities.first(root)
     except (AuthoritiesInvalid, ValueError) as error:
@@ -306,9 +305,9 @@ _TRANSPORT: tuple[tuple[str, str], ...] = (
 def _unreachable(detail: str, address: str, certificate_pem: bytes) -> str:
     from datetime import UTC, datetime
 
-    from cryptography import x509
+    from tacit.certificates import certificate_from_pem
 
-    expires = x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc
+    expires = certificate_from_pem(certificate_pem).not_valid_after_utc
     if datetime.now(UTC) > expires:
         return (
             f"this operator's certificate expired on {expires:%Y-%m-%d %H:%M} UTC; renew it on the coordinator's "

@@ -213,7 +213,6 @@ async def gather_passport(
     """
     import time
 
-    from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import rsa
     from pydantic import ValidationError
 
@@ -224,6 +223,7 @@ async def gather_passport(
     from tacit import __version__
     from tacit.blobs import fetch_blob
     from tacit.bundle import BundleInvalid
+    from tacit.certificates import certificate_from_pem
     from tacit.documents import DocumentInvalid, sentence_of
     from tacit.identity import own_key
     from tacit.job import JobDocument
@@ -235,7 +235,7 @@ async def gather_passport(
     if len(exports) > MAX_EXPORTS:
         fail(f"a passport names at most {MAX_EXPORTS} exported folders; leave some out", ExitCode.USAGE)
     identity = load_operator(where)
-    certificate = x509.load_pem_x509_certificate(identity.certificate_pem)
+    certificate = certificate_from_pem(identity.certificate_pem)
     name = _signer(certificate)
     stub = OperatorServiceStub(channel)
     detail = await stub.GetJob(operator_pb2.GetJobRequest(name=job), timeout=CALL_SECONDS)
@@ -308,8 +308,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _federation(name: str | None, authority: Path | None) -> bytes:
     """The federation that the verifier trusts."""
-    from cryptography import x509
-
+    from tacit.certificates import certificate_from_pem
     from tacit.identity import federation_of
 
     if (name is None) == (authority is None):
@@ -320,7 +319,7 @@ def _federation(name: str | None, authority: Path | None) -> bytes:
         )
     if authority is not None:
         try:
-            return federation_of(x509.load_pem_x509_certificate(authority.read_bytes()))
+            return federation_of(certificate_from_pem(authority.read_bytes()))
         except OSError as error:
             fail(f"{authority} cannot be read: {error.strerror}; check the path", ExitCode.USAGE)
         except ValueError:

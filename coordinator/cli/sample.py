@@ -121,11 +121,11 @@ def _sign(statement: "CorpusStatement", out: Path, where: Path, authorities: "Au
         ValueError: the key is not an operator's.
         OSError: the folder cannot be written.
     """
-    from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     from coordinator.config import load_operator
+    from tacit.certificates import certificate_from_pem
     from tacit.corpus import signed_bytes
     from tacit.corpus_proof import AUTHORITIES, files_beside, verify_statement
     from tacit.identity import own_key, sign
@@ -134,7 +134,7 @@ def _sign(statement: "CorpusStatement", out: Path, where: Path, authorities: "Au
     key = own_key(identity.key_pem)
     if not isinstance(key, rsa.RSAPrivateKey):
         raise ValueError(f"{where / 'key.pem'} is not an RSA key; the coordinator issues only RSA keys")
-    certificate = x509.load_pem_x509_certificate(identity.certificate_pem).public_bytes(serialization.Encoding.DER)
+    certificate = certificate_from_pem(identity.certificate_pem).public_bytes(serialization.Encoding.DER)
     signature = sign(key, signed_bytes(statement))
     verify_statement(statement, signature, certificate, authorities)
     for name, content in {

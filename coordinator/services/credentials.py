@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from coordinator.authority import Anchors, read_authorities, written
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.pki import Authority, KeyElsewhere, key_pem, new_key, pem
+from tacit.certificates import certificate_from_pem, certificates_from_pem, extension_of
 from tacit.identity import (
     OPERATOR_ROLES,
     Certificate,
@@ -70,7 +71,7 @@ _VISIT_MS, _GRACE_MS = 120_000, 30_000
 
 def load_root(folder: CoordinatorFolder) -> x509.Certificate:
     """Returns the federation's first root certificate, whose digest names the federation."""
-    return x509.load_pem_x509_certificate(folder.authority_certificate.read_bytes())
+    return certificate_from_pem(folder.authority_certificate.read_bytes())
 
 
 def enrolment_credentials(folder: CoordinatorFolder) -> grpc.ServerCredentials:
@@ -232,7 +233,7 @@ def _claims(shown: bytes) -> tuple[bytes, Role]:
     Raises:
         ValueError: it cannot be read, or names no identity.
     """
-    certificate = x509.load_pem_x509_certificate(shown)
+    certificate = certificate_from_pem(shown)
     return certificate.public_bytes(serialization.Encoding.DER), Identity.of(certificate).role
 
 
@@ -298,7 +299,7 @@ def _check_not_ended(folder: CoordinatorFolder, now: datetime) -> None:
         KeyElsewhere: it has ended, or is missing.
     """
     try:
-        ends = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())[0].not_valid_after_utc
+        ends = certificates_from_pem(folder.server_certificate.read_bytes())[0].not_valid_after_utc
     except (OSError, ValueError):
         ends = now
     if ends <= now:
@@ -315,7 +316,7 @@ def server_identity(folder: CoordinatorFolder) -> tuple[rsa.RSAPrivateKey, bytes
         ValueError: the files are being replaced, or are damaged.
         OSError: they cannot be read.
     """
-    certificate = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())[0]
+    certificate = certificates_from_pem(folder.server_certificate.read_bytes())[0]
     key = own_key(folder.server_key.read_bytes())
     if not isinstance(key, rsa.RSAPrivateKey) or key.public_key() != certificate.public_key():
         raise ValueError("the server's key and certificate do not belong together")
@@ -326,7 +327,7 @@ def _server_certificate_is_good(
     folder: CoordinatorFolder, config: CoordinatorConfig, authority: Authority, now: datetime
 ) -> bool:
     try:
-        chain = x509.load_pem_x509_certificates(folder.server_certificate.read_bytes())
+        chain = certificates_from_pem(folder.server_certificate.read_bytes())
         key = own_key(folder.server_key.read_bytes())
         leaf = chain[0]
         verified = verify_certificate(
@@ -336,8 +337,8 @@ def _server_certificate_is_good(
             role=Role.SERVER,
             now=now,
         )
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (OSError, ValueError, TypeError, x509.ExtensionNotFound):
+        names = extension_of(leaf, x509.SubjectAlternativeName) or ()
+    except (OSError, ValueError, TypeError):
         return False
     hosts = {str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)}
     life: timedelta = leaf.not_valid_after_utc - leaf.not_valid_before_utc

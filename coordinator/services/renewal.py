@@ -26,6 +26,7 @@ from coordinator.services.enrolment import key_fingerprint
 from coordinator.storage import records
 from coordinator.storage.database import Database
 from coordinator.storage.requests import Asked, ask
+from tacit.certificates import certificate_from_der
 from tacit.identity import Certificate, Role, issued_by
 from tacit.reason import Reason, word
 
@@ -58,7 +59,7 @@ def stands(served: records.Served, key: rsa.RSAPublicKey, issuer: x509.Certifica
         now_ms: The current time, in milliseconds since the epoch.
     """
     try:
-        known = x509.load_der_x509_certificate(served.certificate)
+        known = certificate_from_der(served.certificate)
     except ValueError:
         return False
     if known.public_key() != key or not issued_by(known, issuer):
@@ -197,7 +198,7 @@ class Renewals:
         return self._chain(der)
 
     def _chain(self, der: bytes) -> tuple[bytes, ...]:
-        certificate = x509.load_der_x509_certificate(der)
+        certificate = certificate_from_der(der)
         for root in self._anchors.history.roots:
             if issued_by(certificate, root):
                 return (der, root.public_bytes(_DER))

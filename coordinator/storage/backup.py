@@ -572,7 +572,7 @@ def read_rows(of: Snapshot, part: TablePart) -> Iterator[dict[str, Any]]:
                 yield {name: _back(value, form) for (name, form), value in zip(names, values, strict=True)}
     except OSError as error:
         raise BackupDamaged(_unreadable(of.table(part), f"table {part.name}", error)) from error
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         # The exception would show the row.
         raise BackupDamaged(f"{of.table(part)} (table {part.name}) is damaged; take another backup") from None
 

@@ -30,7 +30,6 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from cryptography import x509
 
 from edge_client.identity.connection import exit_code_of, explain, open_channel
 from edge_client.identity.enrolment import MAX_CLOCK_SKEW
@@ -47,6 +46,7 @@ from edge_client.identity.home import HomeUnusable, MemberIdentity, NotEnrolled
 from edge_client.identity.proxy import proxy_for
 from edge_client.identity.renewal import RenewalFailed, due, follow, renew_now
 from edge_client.runtime import RuntimeUnavailable, pick_runtime
+from tacit.certificates import certificate_from_der
 from tacit.identity import CertificateInvalid
 from tacit.reason import Reason
 from tacit.status import reason_of, time_of
@@ -196,7 +196,7 @@ async def _network(
 
     client = None
     if identity is not None:
-        client = ClientKey(identity.key, x509.load_der_x509_certificate(identity.certificate))
+        client = ClientKey(identity.key, certificate_from_der(identity.certificate))
     try:
         shown = await asyncio.to_thread(shake_hands, where, client=client, timeout=limit)
         if identity is not None:

@@ -31,6 +31,7 @@ from edge_client.identity.reaching import elsewhere, unproven, warn_of
 from edge_client.identity.renewal import asked_authorities
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_der
 from tacit.guard import guarded
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, key_pem, new_key, own_key
 from tacit.reason import Reason
@@ -353,7 +354,7 @@ def _store(
     der: bytes,
     response: enrolment_pb2.EnrolResponse,
 ) -> None:
-    certificate = x509.load_der_x509_certificate(der)
+    certificate = certificate_from_der(der)
     document = IdentityDocument(
         federation=token.federation,
         member=token.member,
@@ -361,7 +362,7 @@ def _store(
         other_addresses=tuple(response.other_addresses[:_MAX_OTHERS]),
     )
     durable_file(pending.certificate, certificate.public_bytes(serialization.Encoding.PEM))
-    first = x509.load_der_x509_certificate(authorities.roots[0])
+    first = certificate_from_der(authorities.roots[0])
     durable_file(pending.root, first.public_bytes(serialization.Encoding.PEM))
     if authorities.number:
         durable_file(pending.authorities, authorities.canonical())

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 
 from edge_client.identity.proxy import ProxyRefused, ProxyUnusable, proxy_for, tunnel
+from tacit.certificates import extension_of, reading
 from tacit.identity import (
     Certificate,
     CertificateInvalid,
@@ -143,7 +144,8 @@ def shake_hands(address: str, *, client: ClientKey | None = None, timeout: float
     """Performs one handshake and, with a client's key, waits for the server's verdict on it. Sends nothing else.
 
     Raises:
-        HandshakeFailed: No such name, nobody there, no TLS, TLS older than 1.3, or no HTTP/2.
+        HandshakeFailed: No such name, nobody there, no TLS, TLS older than 1.3, no HTTP/2, or a certificate that cannot
+            be read.
     """
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
@@ -163,7 +165,7 @@ def shake_hands(address: str, *, client: ClientKey | None = None, timeout: float
             connection.set_tlsext_host_name(host.encode("idna"))
         connection.set_connect_state()
         _handshake(connection, raw, address, deadline)
-        chain = tuple(connection.get_peer_cert_chain(as_cryptography=True) or ())
+        chain = _chain(connection, address)
         protocol = connection.get_alpn_proto_negotiated().decode("ascii", "replace")
         alert = _verdict(connection, raw, deadline) if client is not None else None
         return Handshake(connection.get_protocol_version_name(), protocol, chain, alert)
@@ -197,6 +199,18 @@ def _handshake(connection: SSL.Connection, raw: socket.socket, address: str, dea
         else:
             sentence = f"the TLS handshake with {address} failed ({text}); check the address and what is in between"
         raise HandshakeFailed(Step.TLS, sentence) from error
+
+
+def _chain(connection: SSL.Connection, address: str) -> tuple[x509.Certificate, ...]:
+    try:
+        with reading():
+            return tuple(connection.get_peer_cert_chain(as_cryptography=True) or ())
+    except ValueError as error:
+        raise HandshakeFailed(
+            Step.CERTIFICATE,
+            f"the server at {address} shows a certificate that cannot be read: it is no Tacit coordinator; check the "
+            "address",
+        ) from error
 
 
 def _verdict(connection: SSL.Connection, raw: socket.socket, deadline: float) -> str | None:
@@ -274,7 +288,7 @@ def verify_server(
 
 
 def _hosts(certificate: x509.Certificate) -> set[str]:
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    names = extension_of(certificate, x509.SubjectAlternativeName) or ()
     return {str(name.value).lower() for name in names if isinstance(name, x509.DNSName | x509.IPAddress)}
 
 

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import field_validator
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_der, certificate_from_pem
 from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.identity import (
     CertificateInvalid,
@@ -181,7 +182,7 @@ class Home:
 
     def replace_certificate(self, certificate: bytes) -> None:
         """Stores the next certificate (DER) for the present key, in one step. It is on the disk before this returns."""
-        pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+        pem = certificate_from_der(certificate).public_bytes(serialization.Encoding.PEM)
         durable_file(self.identity.certificate, pem)
 
     def replace_key(self, key: rsa.RSAPrivateKey, certificate: bytes) -> None:
@@ -190,7 +191,7 @@ class Home:
         shutil.rmtree(pending.path, ignore_errors=True)
         pending.path.mkdir(mode=0o700)
         durable_file(pending.key, key_pem(key))
-        pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+        pem = certificate_from_der(certificate).public_bytes(serialization.Encoding.PEM)
         durable_file(pending.certificate, pem)
         for kept, copy in (
             (self.identity.root, pending.root),
@@ -317,7 +318,7 @@ class MemberIdentity:
     @property
     def certificate_pem(self) -> bytes:
         """The member's certificate for gRPC, PEM."""
-        return x509.load_der_x509_certificate(self.certificate).public_bytes(serialization.Encoding.PEM)
+        return certificate_from_der(self.certificate).public_bytes(serialization.Encoding.PEM)
 
     @property
     def root_pem(self) -> bytes:
@@ -326,11 +327,11 @@ class MemberIdentity:
 
     def issued_by_newest(self) -> bool:
         """Whether the newest authority that this member knows issued its certificate."""
-        return issued_by(x509.load_der_x509_certificate(self.certificate), self.trust.roots[0])
+        return issued_by(certificate_from_der(self.certificate), self.trust.roots[0])
 
     def issued_by_trusted(self) -> bool:
         """Whether an authority that is still trusted issued its certificate. Nobody accepts any other."""
-        certificate = x509.load_der_x509_certificate(self.certificate)
+        certificate = certificate_from_der(self.certificate)
         return any(issued_by(certificate, root) for root in self.trust.roots)
 
     def sign(self, message: bytes) -> bytes:
@@ -365,8 +366,8 @@ class MemberIdentity:
         try:
             document = IdentityDocument.from_file(names.document)
             key = own_key(names.key.read_bytes())
-            certificate = x509.load_pem_x509_certificate(names.certificate.read_bytes())
-            root = x509.load_pem_x509_certificate(names.root.read_bytes())
+            certificate = certificate_from_pem(names.certificate.read_bytes())
+            root = certificate_from_pem(names.root.read_bytes())
             listed = names.authorities.read_bytes() if names.authorities.exists() else None
         except OSError as error:
             raise HomeUnusable(f"{error.filename} cannot be read: {error.strerror}; {_AGAIN}") from error

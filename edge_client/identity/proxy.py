@@ -121,8 +121,8 @@ def _answer(connection: socket.socket, end: float) -> bytes:
 
 def _status(answer: bytes) -> int | None:
     words = answer.partition(b"\r\n")[0].split()
-    whole = answer.endswith(b"\r\n\r\n") and len(words) >= 2 and words[0].startswith(b"HTTP/1.") and words[1].isdigit()
-    return int(words[1]) if whole else None
+    whole = answer.endswith(b"\r\n\r\n") and len(words) >= 2 and words[0].startswith(b"HTTP/1.")
+    return int(words[1]) if whole and len(words[1]) == 3 and words[1].isdigit() else None
 
 
 def _sentence(proxy: Proxy, where: str, status: int | None) -> str:

@@ -42,6 +42,7 @@ from edge_client.identity.home import Home, HomeUnusable, MemberIdentity
 from edge_client.identity.reaching import elsewhere, unproven, warn_of
 from tacit import __version__
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_der
 from tacit.guard import guarded
 from tacit.identity import CertificateInvalid, Role, Trust, new_key
 from tacit.reason import Reason
@@ -304,7 +305,7 @@ async def follow(identity: MemberIdentity, address: str | None = None) -> Member
         RenewalFailed: Nobody answers, or the answer proves nothing: the server is not this federation's coordinator.
     """
     where = address or identity.address
-    client = ClientKey(identity.key, x509.load_der_x509_certificate(identity.certificate))
+    client = ClientKey(identity.key, certificate_from_der(identity.certificate))
     try:
         document = await asked_authorities(where, client=client)
         known = followed(identity, document)

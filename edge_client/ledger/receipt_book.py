@@ -22,6 +22,7 @@ from edge_client.ledger.receipts import (
 )
 from edge_client.ledger.store import LedgerUnwritable
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_der, certificates_from_pem
 from tacit.documents import DocumentInvalid
 from toolkit.durable import Faults, durable_file, durable_files, no_faults, sync_folder
 
@@ -93,7 +94,7 @@ class ReceiptBook:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(folder.parent)
         listed = [] if authorities is None else list(authorities.roots)
-        roots = (_encoded(root) for root in x509.load_pem_x509_certificates(signer.root_pem))
+        roots = (_encoded(root) for root in certificates_from_pem(signer.root_pem))
         for der in dict.fromkeys((signer.certificate, *roots, *listed)):
             path = self._certificate(_fingerprint(der))
             if not path.exists():
@@ -204,8 +205,8 @@ def _encoded(certificate: x509.Certificate) -> bytes:
 
 
 def _pem(der: bytes) -> bytes:
-    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+    return certificate_from_der(der).public_bytes(serialization.Encoding.PEM)
 
 
 def _fingerprint(der: bytes) -> bytes:
-    return x509.load_der_x509_certificate(der).fingerprint(hashes.SHA256())
+    return certificate_from_der(der).fingerprint(hashes.SHA256())

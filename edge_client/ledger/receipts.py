@@ -26,13 +26,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, ClassVar, Final, Literal, Protocol
 
-from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from pydantic import Field, StringConstraints
 
 from edge_client.ledger.store import LedgerError
 from learning.accounting.events import PrivacyEvent
 from tacit.authorities import Authorities
+from tacit.certificates import certificate_from_der, certificate_from_pem
 from tacit.documents import AtMost, Digest, Document, Part, Short
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, verify_signature
 from tacit.limits import MAX_MEMBERS
@@ -249,7 +249,7 @@ def check_receipt(
     fingerprint = receipt.certificate
     if fingerprint is None:
         raise ReceiptInvalid(f"its cohort does not hold {receipt.member}")
-    der, root = certificates(fingerprint), x509.load_der_x509_certificate(certificates(receipt.federation))
+    der, root = certificates(fingerprint), certificate_from_der(certificates(receipt.federation))
     if federation_of(root) != receipt.federation:
         raise ReceiptInvalid("the authority's certificate belongs to another federation")
     when = datetime.fromtimestamp(receipt.at_ms / 1000, UTC)
@@ -281,8 +281,8 @@ def certificate_from(fingerprint: str, pem: bytes) -> bytes:
 
 
 def _der(pem: bytes) -> bytes:
-    return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+    return certificate_from_pem(pem).public_bytes(serialization.Encoding.DER)
 
 
 def _fingerprint(der: bytes) -> bytes:
-    return x509.load_der_x509_certificate(der).fingerprint(hashes.SHA256())
+    return certificate_from_der(der).fingerprint(hashes.SHA256())

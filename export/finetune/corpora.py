@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from learning.text.data import DataInvalid, Example, read_examples
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_pem
 from tacit.corpus import CorpusStatement, Promise
 from tacit.corpus_proof import AUTHORITIES, CERTIFICATE, SIGNATURE, STATEMENT, verify_statement
 from tacit.documents import DocumentInvalid
@@ -190,7 +190,7 @@ def _proven(folder: Path, corpus: MemberCorpus, authorities: Authorities | None,
             "without a promise with --unverified"
         )
     try:
-        der = x509.load_pem_x509_certificate(certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
+        der = certificate_from_pem(certificate.read_bytes()).public_bytes(serialization.Encoding.DER)
         verify_statement(corpus.statement, signature.read_bytes(), der, authorities)
     except OSError as error:
         raise CorporaInvalid(f"{error.filename} cannot be read: {error.strerror}") from error

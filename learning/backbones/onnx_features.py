@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from learning.backbones.layout import BackboneInvalid, layout_of
 from learning.backbones.subnormals import flushed
 
-__all__ = ["INPUT", "OUTPUT", "OnnxBackbone", "check_onnx_size"]
+__all__ = ["INPUT", "OUTPUT", "OnnxBackbone", "check_graph", "check_onnx_size"]
 
 INPUT, OUTPUT = "input_ids", "means"
 
@@ -202,7 +202,7 @@ class _Node:
     outputs: list[bytes]
 
 
-def _check_model(data: memoryview) -> None:
+def check_graph(data: memoryview) -> None:
     """Raises BackboneInvalid unless the file is one graph of known operators whose weights are all inside it.
 
     A graph with a state (random numbers, loops) could let one row see those before it, and one that reads other files
@@ -325,7 +325,7 @@ def _session(path: Path, digest: bytes) -> Any:
         if hashlib.file_digest(file, "sha256").digest() != digest:
             raise BackboneInvalid("the ONNX backbone is not the file that the job names")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
-            _check_model(data)
+            check_graph(data)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     # An arena keeps what the longest text needed; a few allocations a row are cheaper than that memory.

@@ -9,12 +9,12 @@ import base64
 import binascii
 from typing import Annotated, ClassVar, Final, Literal
 
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
 from tacit.authorities import Authorities
+from tacit.certificates import certificate_from_der, certificate_from_pem
 from tacit.documents import Digest, Document, Short
 from tacit.identity import CertificateInvalid, Role, sign, verify_signature
 from tacit.job_parts import MAX_CANARIES
@@ -98,7 +98,7 @@ class SignedAudit(Document):
 def sign_audit(statement: AuditStatement, key: rsa.RSAPrivateKey, certificate: bytes) -> SignedAudit:
     """Signs a statement with the member's key. `certificate` is DER."""
     text = statement.canonical()
-    pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM).decode()
+    pem = certificate_from_der(certificate).public_bytes(serialization.Encoding.PEM).decode()
     return SignedAudit(statement=text.decode(), signature=sign(key, _DOMAIN + text), certificate=pem)
 
 
@@ -111,7 +111,7 @@ def verify_audit(signed: SignedAudit, authorities: Authorities) -> AuditStatemen
     """
     statement = AuditStatement.from_json(signed.statement.encode(), what="the audit's statement")
     try:
-        certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
+        certificate = certificate_from_pem(signed.certificate.encode())
     except ValueError as error:
         raise CertificateInvalid("the audit has no certificate in PEM") from error
     der = certificate.public_bytes(serialization.Encoding.DER)

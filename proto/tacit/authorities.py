@@ -23,8 +23,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
+from tacit.certificates import certificate_from_der
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid
-from tacit.identity import CertificateInvalid, KeyUnfit, Trust, federation_of, fit_key, sign, verify_signature
+from tacit.identity import CertificateInvalid, KeyUnfit, Trust, federation_of, key_in, sign, verify_signature
 
 __all__ = ["MAX_AUTHORITIES_BYTES", "MAX_ROOTS", "Authorities", "AuthoritiesInvalid"]
 
@@ -90,7 +91,7 @@ class Authorities(Document):
     @property
     def certificates(self) -> tuple[x509.Certificate, ...]:
         """All roots, including retired ones, newest first."""
-        return tuple(x509.load_der_x509_certificate(root) for root in reversed(self.roots))
+        return tuple(certificate_from_der(root) for root in reversed(self.roots))
 
     @property
     def trust(self) -> Trust:
@@ -180,7 +181,7 @@ class Authorities(Document):
 
     def _check(self, federation: bytes, what: str) -> None:
         try:
-            certificates = [x509.load_der_x509_certificate(root) for root in self.roots]
+            certificates = [certificate_from_der(root) for root in self.roots]
         except ValueError as error:
             raise AuthoritiesInvalid(f"{what} holds a root that is not a certificate") from error
         if self.federation != federation or federation_of(certificates[0]) != federation:
@@ -236,6 +237,6 @@ def _der(root: x509.Certificate) -> bytes:
 
 def _key_of(certificate: x509.Certificate, what: str) -> rsa.RSAPublicKey:
     try:
-        return fit_key(certificate.public_key())
+        return key_in(certificate)
     except KeyUnfit as error:
         raise AuthoritiesInvalid(f"{what}: an authority's key {error}") from error

@@ -9,10 +9,10 @@ else can make one.
 
 from typing import Final
 
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from tacit.authorities import Authorities
+from tacit.certificates import certificate_from_der
 from tacit.corpus import CorpusStatement, signed_bytes
 from tacit.identity import SEALING_ROLES, Certificate, CertificateInvalid, Role, verify_signature
 
@@ -42,7 +42,7 @@ OPERATOR: Final = "operator"
 
 def files_beside(statement: CorpusStatement, signature: bytes, certificate: bytes) -> dict[str, bytes]:
     """The files that prove whose a corpus is, by name. `certificate` is DER."""
-    pem = x509.load_der_x509_certificate(certificate).public_bytes(serialization.Encoding.PEM)
+    pem = certificate_from_der(certificate).public_bytes(serialization.Encoding.PEM)
     return {
         statement.member + STATEMENT: statement.canonical(),
         statement.member + SIGNATURE: signature,

@@ -22,10 +22,12 @@ from enum import StrEnum
 from functools import lru_cache
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+from tacit.certificates import Extension, certificate_from_der, extension_of, public_key_of
 
 __all__ = [
     "MAX_RSA_BITS",
@@ -44,6 +46,7 @@ __all__ = [
     "federation_of",
     "fit_key",
     "issued_by",
+    "key_in",
     "key_pem",
     "name_is_valid",
     "new_key",
@@ -133,10 +136,9 @@ class Identity:
         Raises:
             CertificateInvalid: there is none, or more than one.
         """
-        try:
-            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except (x509.ExtensionNotFound, ValueError) as error:
-            raise CertificateInvalid("the certificate has no subject alternative name") from error
+        names = _extension(certificate, x509.SubjectAlternativeName)
+        if names is None:
+            raise CertificateInvalid("the certificate has no subject alternative name")
         uris = [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if uri.startswith("tacit:")]
         if len(uris) != 1:
             raise CertificateInvalid(f"the certificate holds {len(uris)} Tacit identities, not one")
@@ -237,6 +239,15 @@ def fit_key(key: object) -> rsa.RSAPublicKey:
     return key
 
 
+def key_in(read: x509.Certificate | x509.CertificateSigningRequest) -> rsa.RSAPublicKey:
+    """Returns the key in a certificate or a request. Raises KeyUnfit: it cannot be read; see also `fit_key`."""
+    try:
+        key = public_key_of(read)
+    except ValueError as error:
+        raise KeyUnfit("cannot be read") from error
+    return fit_key(key)
+
+
 def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     """Whether this authority signed the certificate. Checks nothing else."""
     try:
@@ -249,11 +260,11 @@ def issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 def _signed_by(certificate: x509.Certificate, issuer: x509.Certificate) -> None:
     try:
         # First, so that nothing is computed with an unfit key.
-        fit_key(issuer.public_key())
+        key_in(issuer)
         certificate.verify_directly_issued_by(issuer)
     except KeyUnfit as error:
         raise CertificateInvalid(f"the authority's key {error}") from error
-    except (InvalidSignature, ValueError, TypeError) as error:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
         raise CertificateInvalid("the certificate was not issued by this federation's authority") from error
 
 
@@ -306,15 +317,12 @@ def _issued(der: bytes, roots: tuple[x509.Certificate, ...]) -> Certificate:
         CertificateInvalid: see `verify_certificate`.
     """
     try:
-        certificate = x509.load_der_x509_certificate(der)
+        certificate = certificate_from_der(der)
     except ValueError as error:
         raise CertificateInvalid(f"not a certificate: {error}") from error
     # The issuer is checked before anything else in the certificate is parsed.
     root = _issuer_of(certificate, roots)
-    try:
-        constraints = _basic_constraints(certificate)
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
-        raise CertificateInvalid(f"the certificate's extensions cannot be read: {error}") from error
+    constraints = _extension(certificate, x509.BasicConstraints)
     if constraints is not None and constraints.ca:
         raise CertificateInvalid("the certificate belongs to an authority, not to a party")
     # An expired authority vouches for nobody: its key may no longer be guarded.
@@ -322,7 +330,7 @@ def _issued(der: bytes, roots: tuple[x509.Certificate, ...]) -> Certificate:
         raise CertificateInvalid("the certificate is valid for longer than the authority that issued it")
     identity = Identity.of(certificate)
     try:
-        key = fit_key(certificate.public_key())
+        key = key_in(certificate)
     except KeyUnfit as error:
         raise CertificateInvalid(f"the certificate's key {error}") from error
     return Certificate(
@@ -348,11 +356,11 @@ def _issuer_of(certificate: x509.Certificate, roots: tuple[x509.Certificate, ...
     raise refusal
 
 
-def _basic_constraints(certificate: x509.Certificate) -> x509.BasicConstraints | None:
+def _extension(certificate: x509.Certificate, kind: type[Extension]) -> Extension | None:
     try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except x509.ExtensionNotFound:
-        return None
+        return extension_of(certificate, kind)
+    except ValueError as error:
+        raise CertificateInvalid(f"the certificate's extensions cannot be read: {error}") from error
 
 
 def sign(key: rsa.RSAPrivateKey, message: bytes) -> bytes:

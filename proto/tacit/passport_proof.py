@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tacit.authorities import Authorities, AuthoritiesInvalid
+from tacit.certificates import certificate_from_pem
 from tacit.documents import DocumentInvalid
 from tacit.identity import SEALING_ROLES, Certificate, CertificateInvalid, sign, verify_signature
 from tacit.passport import (
@@ -183,7 +184,7 @@ def _signer(
     passport: Passport, seal: Seal, authorities: Authorities | None
 ) -> tuple[Certificate | None, list[Finding]]:
     try:
-        certificate = x509.load_pem_x509_certificate(passport.certificate.encode())
+        certificate = certificate_from_pem(passport.certificate.encode())
     except ValueError:
         return None, [Finding("certificate", "it is not a certificate in PEM")]
     der = certificate.public_bytes(serialization.Encoding.DER)

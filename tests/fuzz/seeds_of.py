@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Iterator
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+from tokenizers import pre_tokenizers
 
+import secure_agg
+from coordinator.storage.chain import GENESIS, entry_hash
 from coordinator.workers.frames import Kind, header
 from edge_client.ledger.chain import ZERO, Recovered, record_after
+from edge_client.ledger.receipts import Receipt
+from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import PrivateState, encode
+from export.prompted import PromptFile
+from learning.text.encoder import word_tokenizer, wordpiece_tokenizer
 from secure_agg.packing import pack_in_place
 from secure_agg.sealing import PublicKey, SecretKey, lock
+from tacit.authorities import Authorities
+from tacit.identity import Role
 from tacit.v1 import federation_pb2 as pb
+from tacit.wire import evidence_to_bytes
 from tests.property.decoders.test_documents import GOOD, token_of
+from tests.support.keys import key
+from tests.support.party import authority, present
+from tests.unit.tacit.test_contract import OPENING, dealt
 from tests.unit.tacit.test_document_limits import EXAMPLES, MORE
 from tests.unit.tacit.test_vectors_encoding import encoded
 
@@ -47,6 +66,12 @@ def _seeds(target: str) -> Iterator[bytes]:
                 yield b"\0" * (target == "any_message") + bytes.fromhex(text)
     elif kind == "columns":
         yield from _columns(name)
+    elif target == "certificate":
+        yield from _certificates()
+    elif target == "certificate_request":
+        yield _request()
+    elif target == "ledger_export":
+        yield _ledger()
     else:
         yield from _OTHERS.get(target, [b""])
 
@@ -108,6 +133,95 @@ def _log_answer() -> bytes:
     return answer.SerializeToString()
 
 
+def _certificates() -> Iterator[bytes]:
+    made = authority()
+    yield made.certificate.public_bytes(Encoding.DER)
+    for role, hosts in ((Role.MEMBER, ()), (Role.SERVER, ("localhost", "127.0.0.1"))):
+        yield made.issue(key(1).public_key(), role, "north", host_names=hosts, now=present()).public_bytes(Encoding.DER)
+
+
+def _request() -> bytes:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "north")])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key(1), hashes.SHA256())
+    return made.public_bytes(Encoding.DER)
+
+
+def _gguf() -> bytes:
+    """A head with a text, an array of numbers, one of texts, and a tensor."""
+
+    def text(value: bytes) -> bytes:
+        return struct.pack("<Q", len(value)) + value
+
+    values = text(b"a") + struct.pack("<I", 8) + text(b"llama")
+    values += text(b"b") + struct.pack("<IIQ", 9, 4, 2) + bytes(8)
+    values += text(b"c") + struct.pack("<IIQ", 9, 8, 1) + text(b"x")
+    tensor = text(b"t") + struct.pack("<IQQIQ", 2, 2, 3, 0, 0)
+    return b"GGUF" + struct.pack("<IQQ", 3, 1, 3) + values + tensor + bytes(24)
+
+
+def _graph() -> bytes:
+    """A graph with a weight, a size and the attribute of an operator."""
+    helper = onnx.helper
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"], axis=0),
+        helper.make_node("Shape", ["rows"], ["size"]),
+        helper.make_node("Reshape", ["rows", "size"], ["means"]),
+    ]
+    table = onnx.numpy_helper.from_array(np.zeros((2, 4), np.float32), "table")
+    inputs = [helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, [1, None])]
+    outputs = [helper.make_tensor_value_info("means", onnx.TensorProto.FLOAT, [1, None, 4])]
+    return bytes(helper.make_model(helper.make_graph(nodes, "it", inputs, outputs, [table])).SerializeToString())
+
+
+def _prompt_file() -> bytes:
+    rows = np.zeros((2, 3), np.float32)
+    return PromptFile(np.zeros((1, 3), np.float32), rows, np.zeros(2, np.float32), (1, 1), "00" * 32).to_bytes()
+
+
+def _journal() -> bytes:
+    """Two entries whose chain is whole, and one that has what only a loss may have."""
+    previous, lines = GENESIS, []
+    for number, fields in enumerate(({"round": 1, "members": ["north"]}, {"loss": 0.5}), start=1):
+        previous = entry_hash(previous, number, 5, "published", "desk", fields)
+        lines.append([number, 5, "published", "desk", fields, previous.hex()])
+    lines.append([{"float": "inf"}, 5, "published", "desk", None, None])
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _ledger() -> bytes:
+    """An export's lines: a record, a receipt, a certificate and a list of authorities."""
+    record = record_after(ZERO, 1, 1_700_000_000_000, Recovered(released=(1,), unknown=((2, 3),))).line
+    root = authority().certificate
+    listed, pem = Authorities.first(root), root.public_bytes(Encoding.PEM).decode()
+    beside = [
+        {"receipt": json.dumps(EXAMPLES[Receipt]), "signature": "c2lnbmF0dXJl"},
+        {"certificate": listed.federation.hex(), "pem": pem},
+        {"authorities": listed.canonical().decode(), "federation": listed.federation.hex()},
+    ]
+    return b"\n".join([record, *(json.dumps(line).encode() for line in beside)])
+
+
+def _private_backup() -> bytes:
+    header = BackupHeader.model_validate(EXAMPLES[BackupHeader]).canonical()
+    return b"TACITPB1" + len(header).to_bytes(4, "big") + header + b"s"
+
+
+def _proof() -> bytes:
+    dealing = secure_agg.ReceivedDealing("b", dealt("a"), bytes(32), (bytes(32),), b"signature")
+    return evidence_to_bytes(secure_agg.Evidence(bytes(32), dealing, 0, 2, OPENING))
+
+
+def _answer_cache() -> bytes:
+    made = io.BytesIO()
+    np.savez(made, keys_0=np.zeros((1, 2, 3, 4), np.float32))
+    return made.getvalue()
+
+
+def _tensors(kind: str, size: int) -> bytes:
+    head = json.dumps({"a": {"dtype": kind, "shape": [2], "data_offsets": [0, size]}}).encode()
+    return len(head).to_bytes(8, "little") + head + bytes(size)
+
+
 def _tokenizer(cut: dict[str, object] | None, *, pieces: bool) -> bytes:
     """A tokenizer.json of few entries: of bytes, or of sentencepiece's pieces with all bytes."""
     entries = [f"<0x{number:02X}>" for number in range(256)] if pieces else []
@@ -119,8 +233,20 @@ def _tokenizer(cut: dict[str, object] | None, *, pieces: bool) -> bytes:
     return json.dumps(whole).encode()
 
 
+def _cloze() -> Iterator[dict[str, object]]:
+    """A tokenizer of each family, with few entries."""
+    pieces = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "##s")
+    normaliser = {"type": "BertNormalizer", "lowercase": True, "strip_accents": None}
+    words = {"type": "WordPiece", "vocab": {piece: at for at, piece in enumerate(pieces)}}
+    yield {"normalizer": normaliser, "model": words}
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_pairs = {piece: at for at, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>", *letters, "ab"])}
+    yield {"model": {"type": "BPE", "vocab": byte_pairs, "merges": ["a b"]}}
+    scored = [[piece, -1.0] for piece in ("<pad>", "</s>", "<unk>", "\u2581good", "s", "<extra_id_0>")]
+    yield {"model": {"type": "Unigram", "vocab": scored, "unk_id": 2}}
+
+
 _LEVEL: dict[str, object] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-_SAFETENSORS = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
 _OTHERS: dict[str, list[bytes]] = {
     "join_token": [token_of(json.dumps(GOOD["token"][0]).encode()).encode()],
     "kept_head": [b"00" * 32, b"ab" * 32 + b":7"],
@@ -159,5 +285,16 @@ _OTHERS: dict[str, list[bytes]] = {
     "examples_tsv": [b"text\tlabel\ngood morning\ta\n"],
     "checkpoint_vocabulary": [b"[PAD]\n[UNK]\ngood\n##s\n"],
     "checkpoint_tokenizer": [b'{"model":{"type":"WordPiece","vocab":{"[PAD]":0,"good":1}}}'],
-    "checkpoint_tensors": [len(_SAFETENSORS).to_bytes(8, "little") + _SAFETENSORS + bytes(8)],
+    "checkpoint_tensors": [_tensors("F32", 8), _tensors("BF16", 4)],
+    "journal": [_journal()],
+    "private_backup": [_private_backup()],
+    "evidence": [_proof()],
+    "answer_cache": [_answer_cache()],
+    "proxy_answer": [b"HTTP/1.1 200 OK\r\n\r\n"],
+    "own_tokenizer": [wordpiece_tokenizer(("[PAD]", "[UNK]", "good", "##s")), word_tokenizer(("good", "morning"))],
+    "cloze_tokenizer": [json.dumps(each).encode() for each in _cloze()],
+    "words": [b"[PAD]\n[UNK]\ngood\n##s\n"],
+    "gguf_header": [_gguf()],
+    "onnx_graph": [_graph()],
+    "prompt_file": [_prompt_file()],
 }

@@ -8,27 +8,51 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography import x509
 from google.protobuf.message import DecodeError, Message
+from tokenizers import Tokenizer
 
 from coordinator.corpus_rules import CorpusInvalid, RowsCheck
+from coordinator.pki import RequestUnsuitable, certify_request
+from coordinator.storage.backup import BackupManifest, Snapshot
+from coordinator.storage.errors import BackupDamaged
 from coordinator.workers.frames import FROM_WORKER, ChannelBroken, Frame, Kind, Parser, decoded
+from edge_client.identity import proxy
 from edge_client.ledger.chain import RecordInvalid, record_from
+from edge_client.ledger.verification import verify_export
 from edge_client.policy.conditions import Window
+from edge_client.private_store import backup as states
 from edge_client.private_store.container import StateDamaged, StateNewer, StateSealed, decode  # type: ignore[attr-defined]
+from export import generating
+from export.finetune.words import read_words
+from export.prompted import PromptFile, PromptInvalid
 from learning.backbones.checkpoint import CheckpointInvalid, read_entries, read_shapes, read_tensors
+from learning.backbones.gguf_header import check_header
+from learning.backbones.layout import BackboneInvalid
+from learning.backbones.onnx_features import check_graph
+from learning.text.cloze_tokenizer import check_cloze_form, own_form
 from learning.text.columnar import ColumnsInvalid, columnar_files
 from learning.text.columnar_reader import FileInvalid, write_rows
 from learning.text.data import DataInvalid, read_examples
 from learning.text.dialogue_tokenizer import check_dialogue_form, own_dialogue_form, parts_of, text_tokenizer
-from learning.text.encoder import TokenizerInvalid
+from learning.text.encoder import (
+    TextEncoder,
+    TokenizerInvalid,
+    VocabularyInvalid,
+    check_own_form,
+    read_vocabulary,
+    wordpiece_tokenizer,
+)
 from secure_agg import Layout, Segment
 from secure_agg.merkle import root_from_path
 from secure_agg.packing import packed_size, unpack_into
@@ -36,17 +60,19 @@ from secure_agg.sealing import SEAL_OVERHEAD, KeyInvalid, PublicKey, SealBroken,
 from secure_agg.shamir import ShareInvalid, combine_secret, read_share
 from secure_agg.transparency import is_consistent, root_of_inclusion
 from tacit import roster_wire, wire
+from tacit.certificates import certificate_from_der, extension_of
 from tacit.documents import Document, DocumentInvalid
 from tacit.fields import TextInvalid, admit, neutralise
 from tacit.generation import parse_around
 from tacit.heads import KeptHead
-from tacit.identity import CertificateInvalid, Identity
+from tacit.identity import CertificateInvalid, Identity, KeyUnfit, Role, federation_of, key_in, verify_certificate
 from tacit.prompt import parse_template
 from tacit.roster import HeadInvalid
 from tacit.roster_copy import CopyInvalid, read_copy
 from tacit.token import JoinToken, TokenInvalid
 from tacit.v1 import enrolment_pb2, federation_pb2, operator_pb2
 from tests.property.decoders.test_wire_decoders import coordinator_reads, member_reads
+from tests.support.party import authority, present
 from tests.unit.tacit.test_document_limits import EXAMPLES
 
 __all__ = ["TARGETS", "Target"]
@@ -242,6 +268,114 @@ def _datasets_state(data: bytes) -> None:
             assert file.parent == path.parent
 
 
+def _certificate(data: bytes) -> None:
+    """A certificate that anybody sends, and what is read of one that an authority has signed."""
+    with contextlib.suppress(CertificateInvalid):
+        root = authority().certificate
+        verify_certificate(data, root, federation=federation_of(root), role=Role.MEMBER, now=present())
+    with contextlib.suppress(ValueError):
+        whole = certificate_from_der(data)
+        with contextlib.suppress(CertificateInvalid):
+            Identity.of(whole)
+        for kind in (x509.BasicConstraints, x509.KeyUsage):
+            with contextlib.suppress(ValueError):
+                extension_of(whole, kind)
+        with contextlib.suppress(KeyUnfit):
+            key_in(whole)
+
+
+def _certificate_request(data: bytes) -> None:
+    with contextlib.suppress(RequestUnsuitable):
+        certify_request(data)
+
+
+def _journal(data: bytes) -> None:
+    """The journal's rows in a backup, once their digest is right."""
+    with tempfile.TemporaryDirectory() as folder:
+        forms = {
+            "id": "plain",
+            "at_ms": "plain",
+            "kind": "plain",
+            "subject": "plain",
+            "fields": "json",
+            "hash": "bytes",
+        }
+        columns = [{"name": name, "form": form} for name, form in forms.items()]
+        digest = hashlib.sha256(data).hexdigest()
+        table = {"name": "journal", "columns": columns, "rows": 1, "sha256": digest, "size": len(data)}
+        whole = {**EXAMPLES[BackupManifest], "tables": [table], "blobs": [], "keys": []}
+        manifest = BackupManifest.from_json(json.dumps(whole).encode(), what="it")
+        snapshot = Snapshot(Path(folder), Path(folder, "it.json"), manifest)
+        snapshot.table(manifest.tables[0]).parent.mkdir()
+        snapshot.table(manifest.tables[0]).write_bytes(data)
+        with contextlib.suppress(BackupDamaged):
+            snapshot.check()
+
+
+def _ledger_export(data: bytes) -> None:
+    """Whatever an export holds, the verdict is sentences."""
+    for problem in verify_export(data.split(b"\n")).problems:
+        _sentence(str(problem))
+
+
+def _private_backup(data: bytes) -> None:
+    with contextlib.suppress(StateDamaged, StateNewer):
+        states._verified(io.BytesIO(data + hashlib.sha256(data).digest()), Path("it"))
+
+
+def _evidence(data: bytes) -> None:
+    with contextlib.suppress(wire.WireInvalid):
+        read = wire.evidence_from_bytes(data)
+        assert wire.evidence_from_bytes(wire.evidence_to_bytes(read)) == read
+
+
+def _answer_cache(data: bytes) -> None:
+    """The file of an export that a writing model starts from."""
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+        generating._arrays_of(data, {"keys_0": (1, 2, 3, 4)})
+
+
+def _proxy_answer(data: bytes) -> None:
+    proxy._status(data)
+
+
+def _own_tokenizer(data: bytes) -> None:
+    """A tokenizer that passes encodes any text."""
+    with contextlib.suppress(TokenizerInvalid):
+        check_own_form(data)
+        assert TextEncoder(data, 8, 1).encode(["good morning"]).shape[0] == 1
+
+
+def _cloze_tokenizer(data: bytes) -> None:
+    """Our form of a tokenizer is its own, and encodes any text."""
+    with contextlib.suppress(TokenizerInvalid):
+        form = own_form(data)
+        check_cloze_form(form)
+        Tokenizer.from_buffer(form).encode("A good morning, <s> [MASK] \u3000")
+
+
+def _words(data: bytes) -> None:
+    with _file("it.txt", data) as path, contextlib.suppress(VocabularyInvalid):
+        wordpiece_tokenizer(read_vocabulary(path))
+        read_words(path)
+
+
+def _gguf_header(data: bytes) -> None:
+    with _file("it.gguf", data) as path, contextlib.suppress(BackboneInvalid):
+        check_header(path)
+
+
+def _onnx_graph(data: bytes) -> None:
+    with contextlib.suppress(BackboneInvalid):
+        check_graph(memoryview(data))
+
+
+def _prompt_file(data: bytes) -> None:
+    with contextlib.suppress(PromptInvalid):
+        found = PromptFile.from_bytes(data)
+        assert PromptFile.from_bytes(found.to_bytes()).words == found.words
+
+
 def _checkpoint(name: str, data: bytes) -> None:
     with _file(name, data) as path, contextlib.suppress(CheckpointInvalid):
         folder = path.parent
@@ -318,6 +452,20 @@ TARGETS: Mapping[str, Target] = {
     "columns_parquet": partial(_columns, "it.parquet"),
     "columns_arrow": partial(_columns, "it.arrow"),
     "datasets_state": _datasets_state,
+    "certificate": _certificate,
+    "certificate_request": _certificate_request,
+    "journal": _journal,
+    "ledger_export": _ledger_export,
+    "private_backup": _private_backup,
+    "evidence": _evidence,
+    "answer_cache": _answer_cache,
+    "proxy_answer": _proxy_answer,
+    "own_tokenizer": _own_tokenizer,
+    "cloze_tokenizer": _cloze_tokenizer,
+    "words": _words,
+    "gguf_header": _gguf_header,
+    "onnx_graph": _onnx_graph,
+    "prompt_file": _prompt_file,
     "dialogue_template": partial(_text, _dialogue_template, (ValueError,)),
     "dialogue_tokenizer": _dialogue_tokenizer,
     "checkpoint_vocabulary": partial(_checkpoint, "vocab.txt"),

@@ -399,17 +399,29 @@ def test_damage_is_named_and_nothing_is_restored(made, folder, what, harm):
         backup.newest(folder).check()
 
 
-def test_forged_rows_with_correct_digests_are_refused(made, folder, tmp_path):
-    """A forger who can write digests still cannot make the journal's chain hold."""
+def with_journal(made, folder, change):
+    """A backup whose journal somebody changed, with correct digests."""
     part = next(part for part in made.manifest.tables if part.name == "journal")
-    forged = made.table(part).read_bytes().replace(b'"desk-north"', b'"desk-southX"')
+    forged = change(made.table(part).read_bytes())
     digest = hashlib.sha256(forged).digest()
     (folder / "parts" / digest.hex()).write_bytes(forged)
     tables = tuple(
         each.model_copy(update={"sha256": digest, "size": len(forged)}) if each is part else each
         for each in made.manifest.tables
     )
-    fake = backup._reveal(folder, made.manifest.model_copy(update={"tables": tables, "made_ms": MADE_MS + 1}))
+    return backup._reveal(folder, made.manifest.model_copy(update={"tables": tables, "made_ms": MADE_MS + 1}))
+
+
+def test_a_number_that_no_float_holds_is_damage(made, folder):
+    """JSON has it, and what only a loss may be, an infinite float, is written so."""
+    fake = with_journal(made, folder, lambda rows: b'[{"float":1' + b"0" * 400 + b"}," + rows.split(b",", 1)[1])
+    with pytest.raises(BackupDamaged, match=r"table journal\) is damaged"):
+        fake.check()
+
+
+def test_forged_rows_with_correct_digests_are_refused(made, folder, tmp_path):
+    """A forger who can write digests still cannot make the journal's chain hold."""
+    fake = with_journal(made, folder, lambda rows: rows.replace(b'"desk-north"', b'"desk-southX"'))
     with pytest.raises(BackupDamaged, match="is broken"):
         fake.check()
     database = open_database(f"sqlite:///{tmp_path / 'restored.db'}")

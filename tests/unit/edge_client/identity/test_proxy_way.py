@@ -139,3 +139,20 @@ def test_a_server_that_is_no_proxy_is_an_error(monkeypatch):
     with pytest.raises(HandshakeFailed, match="is not an HTTP proxy; check https_proxy") as raised:
         connect(f"{HOST}:7441", timeout=10)
     assert raised.value.step is Step.TCP
+
+
+def test_a_status_of_thousands_of_digits_is_no_proxys():
+    """Python makes no number of it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ProxyRefused, match="is not an HTTP proxy"):
+            tunnel(Proxy("127.0.0.1", server.getsockname()[1], None), HOST, 1, timeout=10)
+        thread.join()
