@@ -10,14 +10,17 @@ import contextlib
 import hashlib
 import io
 import json
+import resource
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import pyarrow as pa
 from cryptography import x509
 from google.protobuf.message import DecodeError, Message
 from tokenizers import Tokenizer
@@ -257,9 +260,27 @@ def _examples(name: str, data: bytes) -> None:
 
 
 def _columns(name: str, data: bytes) -> None:
-    """What the process that reads Parquet and Arrow files does, in this one."""
-    with _file(name, data) as path, contextlib.suppress(FileInvalid, MemoryError):
+    """What the process that reads Parquet and Arrow files does, in this one, under such a limit of memory.
+
+    A file of a kilobyte may announce a page of any size.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with _file(name, data) as path, _limited_memory(), contextlib.suppress(FileInvalid, MemoryError):
         write_rows([path], ["text", "label", "text_b"], json.dumps)
+
+
+@contextlib.contextmanager
+def _limited_memory() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + _COLUMNS_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+# What the readers of columns may take beside what this process has.
+_COLUMNS_BYTES = 512 << 20
 
 
 def _datasets_state(data: bytes) -> None:
