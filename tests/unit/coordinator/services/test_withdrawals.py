@@ -1,16 +1,20 @@
 """A withdrawal at the coordinator's door: whose it is, what the answer proves, and what a forged one changes."""
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
+from coordinator.services import federation, withdrawals
 from coordinator.services.federation import FederationServicer
 from coordinator.storage import records
-from edge_client.withdrawal.folder import KeptWithdrawal, WithdrawalFolder
+from edge_client.withdrawal.folder import MAX_ANSWERS, KeptWithdrawal, TakenWithdrawal, WithdrawalFolder
 from edge_client.withdrawal.sending import AnswerUnfit, RequestRefused, send
 from tacit.identity import CertificateInvalid
+from tacit.limits import MAX_CERTIFICATE_BYTES
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
@@ -117,7 +121,8 @@ def test_a_refusal_is_kept_and_a_renewed_certificate_signs_anew(tmp_path, monkey
                 # The job comes; and the request was signed under a certificate that the member has no more.
                 await with_a_job(house)
                 older = party.member(tmp_path / "older", "localhost:1", number=4)
-                folder.put(KeptWithdrawal.signed(kept.request, older))
+                file = north.home / "withdrawals" / "jobs" / "desk.json"
+                file.write_bytes(KeptWithdrawal.signed(kept.request, older).canonical())
                 sent, _ = await send(stub, north, folder, folder.all()[0])
             assert sent.signed_by(north)
             assert (sent.refused, sent.request) == ("", kept.request)
@@ -164,3 +169,120 @@ def test_an_answer_that_proves_nothing_is_not_kept(tmp_path, monkeypatch):
     for each in (unsigned, another, damaged, never_asked):
         (tmp_path / each.__name__).mkdir()
         asyncio.run(run(each))
+
+
+def lying_about(monkeypatch, entries):
+    """The server signs all that it can: that the request is another entry of its journal, if `entries` has one."""
+    real = withdrawals.take_own
+
+    async def lying(running, roster, *more):
+        answer = await real(running, roster, *more)
+        for number in entries:
+            other = WithdrawalTaken.from_json(answer.taken).model_copy(
+                update={"entry": number, "entry_hash": bytes([number]) * 32}
+            )
+            answer.taken = other.canonical()
+            answer.signature, answer.certificate = roster.sign(other)
+        return answer
+
+    monkeypatch.setattr(federation, "take_own", lying)
+
+
+@pytest.mark.parametrize("job", ["desk", None])
+def test_a_renewal_and_an_outage_leave_the_answer_where_it_is(tmp_path, monkeypatch, job):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+            folder = folder_of(north)
+            async with house.stub(north) as stub:
+                await send(stub, north, folder, folder.ask(north, job))
+        proof = folder.all()
+        other = party.member(tmp_path / "other", "localhost:1", number=4)
+        renewed = dataclasses.replace(north, certificate=other.certificate, key=other.key)
+        assert not proof[0].signed_by(renewed)
+        async with house.stub(renewed) as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as down:
+                await send(stub, renewed, folder, folder.all()[0])
+        assert down.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert folder.all() == proof
+        assert proof[0].answer is not None
+
+    asyncio.run(run())
+
+
+def test_an_answer_about_another_entry_is_kept_beside_the_first_and_logged(tmp_path, monkeypatch):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+            folder = folder_of(north)
+            file = north.home / "withdrawals" / "jobs" / "desk.json"
+            rewritten: list[int] = []
+            lying_about(monkeypatch, rewritten)
+            async with house.stub(north) as stub:
+
+                async def again():
+                    with capture_logs() as logs:
+                        await send(stub, north, folder, folder.all()[0])
+                    return [each for each in logs if each["event"] == "withdrawal_answers_differ"]
+
+                folder.ask(north, "desk")
+                assert await again() == []
+                (first,) = folder.all()
+                unchanged = file.read_bytes()
+                assert await again() == []
+                assert file.read_bytes() == unchanged
+                # The coordinator removes the entry, and takes the next start's request as a new one.
+                rewritten.append(3)
+                (told,) = await again()
+                assert (told["log_level"], told["before"], told["now"]) == (
+                    "error",
+                    first.answer.head,
+                    f"{'03' * 32}:3",
+                )
+                assert "restored an older backup" in told["advice"]
+                (both,) = folder.all()
+                assert both.heads == (first.answer.head, f"{'03' * 32}:3")
+                assert both.answers[0] == first.answer
+                # Each is told once, and the first one stays whatever else the coordinator signs.
+                assert await again() == []
+                for number in range(4, 20):
+                    rewritten[:] = [number]
+                    (told,) = await again()
+                    assert told["kept"] == (number < 10)
+                (full,) = folder.all()
+                assert len(full.answers) == MAX_ANSWERS
+                assert full.answers[:2] == both.answers
+                # A reader of the journal's chain finds the entry that the first answer names, or that it is gone.
+                assert first.answer.taken.entry_hash.hex() in file.read_text()
+
+    asyncio.run(run())
+
+
+def test_answers_of_the_longest_certificates_stay_readable(tmp_path):
+    north = party.member(tmp_path / "home", "localhost:7441")
+    folder = folder_of(north)
+    kept = folder.ask(north, "desk")
+    longest = {"signature": "ff" * 1024, "certificate": "ff" * MAX_CERTIFICATE_BYTES}
+    sent = kept.model_copy(update={**longest, "refused": "\U0001f600" * 2000})
+    folder.refused(sent, sent.refused)
+    for number in range(1, MAX_ANSWERS + 2):
+        taken = WithdrawalTaken(
+            federation=north.federation,
+            request=kept.request.digest(),
+            taken_ms=253_402_300_799_999,
+            entry=10**18 + number,
+            entry_hash=bytes([number]) * 32,
+        )
+        answer = TakenWithdrawal(
+            request=kept.request,
+            request_signature=longest["signature"],
+            request_certificate=longest["certificate"],
+            taken=taken,
+            **longest,
+        )
+        now = folder.answered(sent, answer)
+        folder.refused(now, sent.refused)
+    (full,) = folder.all()
+    assert (len(full.answers), full.refused) == (MAX_ANSWERS, sent.refused)
