@@ -2,25 +2,37 @@
 
 import asyncio
 import dataclasses
+from contextlib import closing
 from datetime import UTC, datetime
 
 import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.services import federation, withdrawals
+from coordinator import server
+from coordinator.rounds.driver import JobDriver
+from coordinator.rounds.events import Left
+from coordinator.services import callers, federation, withdrawals
+from coordinator.services import roster as roster_service
 from coordinator.services.federation import FederationServicer
-from coordinator.storage import records
+from coordinator.services.member_limit import BURST_SECONDS, MemberLimit
+from coordinator.storage import records, roster
+from edge_client.roster import following
+from edge_client.roster.book import RosterBook, book_path
 from edge_client.withdrawal.folder import MAX_ANSWERS, KeptWithdrawal, TakenWithdrawal, WithdrawalFolder
 from edge_client.withdrawal.sending import AnswerUnfit, RequestRefused, send
-from tacit.identity import CertificateInvalid
+from tacit.identity import CertificateInvalid, Role
+from tacit.job import EarlierVersion
 from tacit.limits import MAX_CERTIFICATE_BYTES
 from tacit.reason import Reason
+from tacit.roster import Kind
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, check_request, check_taken, request_bytes
 from tests.support import party
+from tests.support.clock import Clock
 from tests.support.housed import housed
+from tests.support.measurements import bundled, measuring
 from tests.support.stored_job import make_job
 
 
@@ -286,3 +298,181 @@ def test_answers_of_the_longest_certificates_stay_readable(tmp_path):
         folder.refused(now, sent.refused)
     (full,) = folder.all()
     assert (len(full.answers), full.refused) == (MAX_ANSWERS, sent.refused)
+
+
+def test_calls_that_cost_the_database_more_cost_the_member_more(tmp_path, monkeypatch):
+    asked: list[tuple[str, float]] = []
+    short, real = MemberLimit.call_short, MemberLimit.call
+
+    def noted(kind, done):
+        def call(self, member, tokens=1.0):
+            asked.append((kind, tokens))
+            return done(self, member, tokens)
+
+        return call
+
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+
+            def grow(s):
+                for number in range(450):
+                    roster.append(s, bytes([1]) * 32, bytes(32), f"m{number}", Role.MEMBER, Kind.RENEWED, 1)
+
+            await house.database.run(grow)
+            await house.serving.runtime.roster.refresh()
+            size = house.serving.runtime.roster.head().head.size
+            monkeypatch.setattr(MemberLimit, "call_short", noted("looked", short))
+            monkeypatch.setattr(MemberLimit, "call", noted("took", real))
+
+            async def cost(called):
+                asked.clear()
+                await called
+                return dict(asked)
+
+            async with house.stub(north) as stub:
+                folder = folder_of(north)
+                assert await cost(stub.OpenJobs(pb.OpenJobsRequest())) == {"looked": 1, "took": 1}
+                assert await cost(send(stub, north, folder, folder.ask(north, "desk"))) == {"looked": 10, "took": 10}
+                for start, until, tokens in ((0, 0, 3), (size, 0, 1), (size - 250, 0, 2), (0, 10, 1), (10**9, 0, 1)):
+                    request = pb.FetchLogRequest(start=start, size=until)
+                    assert await cost(stub.FetchLog(request)) == {"looked": tokens, "took": tokens}
+
+    asyncio.run(run())
+
+
+def test_repeats_of_one_member_do_not_fill_the_queue_of_the_database(tmp_path, monkeypatch):
+    """Others wait for one repeat and one page of the log at most, however many of them one member has under way."""
+    inside: dict[str, int] = {}
+    most: dict[str, int] = {}
+
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+            database = house.database
+            real = type(database).run
+
+            async def counted(self, work):
+                kind = getattr(work, "__qualname__", "").partition(".<locals>")[0]
+                inside[kind] = inside.get(kind, 0) + 1
+                most[kind] = max(most.get(kind, 0), inside[kind])
+                try:
+                    return await real(self, work)
+                finally:
+                    inside[kind] -= 1
+
+            async with house.stub(north) as stub:
+                folder = folder_of(north)
+                kept, _ = await send(stub, north, folder, folder.ask(north, "desk"))
+                monkeypatch.setattr(type(database), "run", counted)
+                message = pb.WithdrawRequest(
+                    statement=kept.request.canonical(), signature=bytes.fromhex(kept.signature)
+                )
+                answers = await asyncio.gather(
+                    *(stub.Withdraw(message) for _ in range(20)),
+                    *(stub.FetchLog(pb.FetchLogRequest()) for _ in range(20)),
+                )
+            assert len({answer.taken for answer in answers[:20]}) == 1
+            assert most["take_own"] == 1
+            assert most["RosterLog.page"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_long_log_is_read_on_after_a_refusal_because_of_too_many_calls(tmp_path, monkeypatch):
+    clock = Clock()
+    # Enough for two pages of 250 entries.
+    limit = MemberLimit(clock, calls_per_second=4 / BURST_SECONDS)
+    monkeypatch.setattr(server, "_member_limit", lambda _: limit)
+    monkeypatch.setattr(following, "ENTRIES_AT_ONCE", 250)
+    monkeypatch.setattr(roster_service, "ENTRIES_AT_ONCE", 250)
+    refused = []
+    real = callers.Callers.refuse_often
+
+    async def refuse(self, context, member, seconds):
+        refused.append(member)
+        clock.now += BURST_SECONDS
+        await real(self, context, member, seconds)
+
+    monkeypatch.setattr(callers.Callers, "refuse_often", refuse)
+    monkeypatch.setattr(callers, "_REFUSED_AFTER", 0.0)
+    monkeypatch.setattr(following, "_AGAIN_SECONDS", 0.0)
+
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+
+            def grow(s):
+                for number in range(900):
+                    digest = number.to_bytes(32, "big")
+                    roster.append(s, digest, digest, f"m{number}", Role.MEMBER, Kind.RENEWED, 1)
+
+            await house.database.run(grow)
+
+            with closing(RosterBook(book_path(north.home, north.federation), north.authorities.history)) as book:
+                async with house.stub(north) as stub:
+                    signed = await following.Follower(book, north).follow(stub)
+                assert book.size == signed.head.size > 900
+
+    asyncio.run(run())
+    assert refused == ["north"] * len(refused) != []
+
+
+def test_a_measurement_of_a_successor_asks_nothing_of_a_member_that_withdrew_before(tmp_path, monkeypatch):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north, runtime = await house.enrol("north", 2, monkeypatch), house.serving.runtime
+            await with_a_job(house)
+            desk = runtime.drivers["desk"].state.parameters.document
+            folder = folder_of(north)
+            async with house.stub(north) as stub:
+                await send(stub, north, folder, folder.ask(north, "desk"))
+            earlier = EarlierVersion(job="desk", number=0, document=desk)
+            further = make_job("next", runtime.store).model_copy(update={"earlier": earlier})
+            runtime.store.put(further.canonical())
+            await runtime.create_job(further.digest(), further)
+            subject, blobs = bundled(tmp_path)
+            asked = {}
+            for name, measured in (("how-next", "next"), ("how-ward", "ward")):
+                job, more = measuring(subject.model_copy(update={"name": measured}), bytes(32), name=name)
+                for blob in (blobs | more).values():
+                    runtime.store.put(blob)
+                await runtime.create_job(job.digest(), job)
+                asked[name] = await house.database.run(lambda s: records.left_out(s, name))  # noqa: B023
+            assert asked == {"how-next": {"north"}, "how-ward": frozenset()}
+            # The member's home knows the name that the question says, and not what that job started from.
+            question = job.question.model_copy(update={"job": "next"})
+            folder.check("how-next", job.model_copy(update={"question": question}))
+
+    asyncio.run(run())
+
+
+def test_only_the_jobs_in_scope_hear_of_it_and_only_once(tmp_path, monkeypatch):
+    left: list[tuple[str, str]] = []
+    real = JobDriver.post
+
+    def heard(self, event):
+        if isinstance(event, Left):
+            left.append((self.state.name, event.member))
+        real(self, event)
+
+    monkeypatch.setattr(JobDriver, "post", heard)
+
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            await with_a_job(house)
+            await with_a_job(house, "ward")
+            folder = folder_of(north)
+            async with house.stub(north) as stub:
+                kept, _ = await send(stub, north, folder, folder.ask(north, "desk"))
+                assert left == [("desk", "north")]
+                for _ in range(2):
+                    await send(stub, north, folder, kept)
+                assert left == [("desk", "north")]
+                await send(stub, north, folder, folder.ask(north, None))
+                assert left == [("desk", "north"), ("ward", "north")]
+
+    asyncio.run(run())
