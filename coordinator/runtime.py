@@ -37,6 +37,7 @@ from coordinator.storage.times import job_times
 from secure_agg.server import Seated
 from tacit.identity import Trust
 from tacit.job import JobDocument
+from tacit.measurement import Measurement
 from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, JobEnded, Standby
 from tacit.reason import Reason, sentence, word
 from tacit.traces import SPAN_BYTES
@@ -211,6 +212,7 @@ class Runtime:
                     version=job.weights,
                     now_ms=now_ms,
                     earlier=None if job.earlier is None else (job.earlier.job, job.earlier.number),
+                    measured=job.question.job if isinstance(job.question, Measurement) else None,
                 )
             )
         except records.JobExists as error:
@@ -271,14 +273,15 @@ class Runtime:
 
     async def withdrawn(self, member: str) -> None:
         """Lets every job that a member has withdrawn from go on without it; see `Live`."""
-        for name, driver in list(self.drivers.items()):
-            job = name
-            left_out = await self.database.run(lambda s: records.left_out(s, job))  # noqa: B023  awaited here
-            self._left_out[name] = left_out
-            if member in left_out:
-                driver.post(ev.Left(member))
-                if member in self.sessions.connected:
-                    self._tell_withdrawn(name, member)
+        jobs = await self.database.run(lambda s: records.left_by(s, member))
+        for name, driver in self.drivers.items():
+            # A member may say it again as often as it may call.
+            if name not in jobs or member in self._left_out[name]:
+                continue
+            self._left_out[name] |= {member}
+            driver.post(ev.Left(member))
+            if member in self.sessions.connected:
+                self._tell_withdrawn(name, member)
         self._note_change()
 
     async def taken_back(self, files: Collection[bytes]) -> None:

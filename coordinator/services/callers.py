@@ -109,9 +109,14 @@ class Callers:
         self._door = _Door()
 
     @contextlib.asynccontextmanager
-    async def member(self, context: Context) -> AsyncIterator[str]:
-        """Yields the name of the calling member. Ends the call if it is not enrolled, or once it is revoked."""
-        member = (await self.certificate(context)).identity.name
+    async def member(self, context: Context, tokens: float = 1.0) -> AsyncIterator[str]:
+        """Yields the name of the calling member. Ends the call if it is not enrolled, or once it is revoked.
+
+        Args:
+            context: The call.
+            tokens: What the call costs of the member's allowance.
+        """
+        member = (await self.certificate(context, tokens=tokens)).identity.name
         async with self.under_way(member, context):
             yield member
 
@@ -130,23 +135,24 @@ class Callers:
                 call.task.uncancel()
                 await abort_with(context, call.reason, call.detail)
 
-    async def certificate(self, context: Context, *, retired: bool = False) -> Certificate:
+    async def certificate(self, context: Context, *, retired: bool = False, tokens: float = 1.0) -> Certificate:
         """Returns the caller's certificate. Ends the call of a caller that is not an enrolled member.
 
         Args:
             context: The call.
             retired: Whether to accept a certificate from a retired authority, too.
+            tokens: What the call costs of the member's allowance.
         """
         now = datetime.now(UTC)
         # Check the limit before verifying the certificate, which is most of the cost of a refused call. The handshake
         # has proved that an authority vouches for the name; only verified callers spend tokens of the bucket.
         claimed = b"".join(context.auth_context().get("peer_uri") or ()).decode(errors="replace").rpartition("/")[2]
-        if seconds := self._limit.call_short(claimed):
+        if seconds := self._limit.call_short(claimed, tokens):
             stamp(context, now)
             await self.refuse_often(context, claimed, seconds)
         found = await peer(context, Role.MEMBER, self._federation, self._root, now, retired=retired)
         name, fingerprint = found.identity.name, hashlib.sha256(found.der).digest()
-        if seconds := self._limit.call(name):
+        if seconds := self._limit.call(name, tokens):
             await self.refuse_often(context, name, seconds)
         now_ms = int(now.timestamp() * 1000)
         begins_ms, expires_ms = (int(moment.timestamp() * 1000) for moment in (found.begins, found.expires))

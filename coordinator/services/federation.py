@@ -3,6 +3,7 @@
 `callers` checks every call anew, `member_session` serves sessions, and `transfers` moves blobs, vectors and corpora.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -14,7 +15,7 @@ from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.services.callers import Callers
 from coordinator.services.lives import Lives
-from coordinator.services.member_limit import MemberLimit
+from coordinator.services.member_limit import WITHDRAWAL_TOKENS, MemberLimit, log_page_tokens
 from coordinator.services.member_session import MemberSessions
 from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.services.roster import cosigned_or_abort
@@ -70,6 +71,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._federation = federation
         self._renewals = renewals
         self._limit = limit = MemberLimit(time.monotonic) if limit is None else limit
+        self._withdrawing = asyncio.Lock()
         lives = Lives(running)
         sending = Turns(_CHUNKS_OUT, _PATIENCE_OUT)
         self._callers = callers = Callers(running, metrics, federation, root, limit, lives)
@@ -163,7 +165,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         log = self._running.roster
         if log is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator keeps no roster log")
-        async with self._callers.member(context) as member, come_again(context, member=member):
+        tokens = log_page_tokens(log.entries_of(request))
+        async with self._callers.member(context, tokens) as member, come_again(context, member=member):
             return await log.page(request)
 
     async def Cosign(  # noqa: N802
@@ -180,12 +183,14 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         log = self._running.roster
         if log is None:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this coordinator takes no withdrawals")
-        caller = await self._callers.certificate(context)
+        caller = await self._callers.certificate(context, tokens=WITHDRAWAL_TOKENS)
         member = caller.identity.name
         async with self._callers.under_way(member, context), come_again(context, member=member):
             try:
                 now_ms = time.time_ns() // 1_000_000
-                return await take_own(self._running, log, self._federation, caller, request, now_ms)
+                # One at a time: a member that repeats its own must not fill the queue of the database.
+                async with self._withdrawing:
+                    return await take_own(self._running, log, self._federation, caller, request, now_ms)
             except WithdrawalRefused as refused:
                 await abort_with(context, refused.reason, str(refused))
 

@@ -8,7 +8,8 @@ Honest software stays far below. In a round a member sends Ready and answers fou
 attempts. It makes about three calls (the version, the upload's status, the upload), one more for every 512 certificates
 of a large cohort (20 for 10,000), and two or three a second while its line keeps breaking. The defaults, 100 messages
 and 50 calls a second, allow fifteen rounds a second over all jobs of a member. One call brings a
-whole backbone (`tacit.pieces`).
+whole backbone (`tacit.pieces`). Calls that cost the database more than a look at the caller cost more tokens: a
+withdrawal, and a page of the roster log by its entries.
 """
 
 import math
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 from coordinator.buckets import Allowance, Buckets
 
-__all__ = ["BURST_SECONDS", "MemberLimit", "too_frequent"]
+__all__ = ["BURST_SECONDS", "WITHDRAWAL_TOKENS", "MemberLimit", "log_page_tokens", "too_frequent"]
 
 # Seconds that an empty bucket takes to fill.
 BURST_SECONDS = 20.0
@@ -24,6 +25,11 @@ BURST_SECONDS = 20.0
 _BACK_AT = 0.25
 # Bytes for which a message costs one more token. The dealings of the largest cohort have a megabyte.
 _BYTES_A_TOKEN = 64 * 1024
+# Of a call that withdraws. A member repeats its withdrawals at each start, one call for each.
+WITHDRAWAL_TOKENS = 10.0
+# Entries of the roster log for which a call costs one more token. A member that reads a long log for the first time
+# has 160,000 at once, and then 8,000 a second.
+_ENTRIES_A_TOKEN = 200
 
 
 class MemberLimit:
@@ -57,17 +63,22 @@ class MemberLimit:
         """Returns the seconds until a member may open a session, 0 if it may now. It counts nothing."""
         return self._messages.seconds_short(member, self._back)
 
-    def call(self, member: str) -> float:
+    def call(self, member: str, tokens: float = 1.0) -> float:
         """Counts a call. Returns 0, or the seconds to wait if it is one too many."""
-        return self._calls.take(member)
+        return self._calls.take(member, tokens)
 
-    def call_short(self, member: str) -> float:
+    def call_short(self, member: str, tokens: float = 1.0) -> float:
         """Returns the seconds until a member may call, 0 if it may now. It counts nothing."""
-        return self._calls.seconds_short(member)
+        return self._calls.seconds_short(member, tokens)
 
     def __len__(self) -> int:
         """Returns how many members are remembered, by the larger of the two sets of buckets."""
         return max(len(self._messages), len(self._calls))
+
+
+def log_page_tokens(entries: int) -> float:
+    """The tokens of a call that reads entries of the roster log."""
+    return 1.0 + entries // _ENTRIES_A_TOKEN
 
 
 def _allowance(rate: float) -> Allowance:

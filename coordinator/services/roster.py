@@ -150,8 +150,17 @@ class RosterLog:
         key, certificate = self._signer()
         return sign_taken(taken, key), certificate
 
+    def entries_of(self, request: pb.FetchLogRequest) -> int:
+        """How many entries an answer has, by what is known here now."""
+        with self._lock:
+            size = len(self._tree)
+        return max(0, min(request.size or size, size, request.start + ENTRIES_AT_ONCE) - request.start)
+
     async def page(self, request: pb.FetchLogRequest) -> pb.FetchLogResponse:
-        """Returns the entries that a member asks for, as many as one answer has, and the newest head."""
+        """Returns the entries that a member asks for, as many as one answer has, and the newest head.
+
+        `refresh` lets one caller in at a time, so one page waits for the database at a time, too.
+        """
         await self.refresh()
         head = self.head()
         end = min(request.size or head.head.size, head.head.size, request.start + ENTRIES_AT_ONCE)

@@ -115,7 +115,7 @@ def held_to_pb(held: records.Held) -> pb.HeldContributions:
         job=held.job,
         first=held.first,
         newest=held.newest,
-        sums=len(held.sums),
+        sums=held.sums,
         exported=held.exported,
         text=held.text,
         marked_before=held.marked,

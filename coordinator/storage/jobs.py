@@ -184,11 +184,12 @@ def create_job(
     version: bytes,
     now_ms: int,
     earlier: tuple[str, int] | None = None,
+    measured: str | None = None,
 ) -> StoredJob:
     """Creates a running job, with version number 0.
 
     The blobs of `document` and `version`, which are digests, are stored already. `earlier` is the version that the job
-    starts from, as (job, number), if it is another job's.
+    starts from, as (job, number), if it is another job's. `measured` is the job that a measurement asks about.
 
     Raises:
         JobExists: the name was used before.
@@ -206,6 +207,7 @@ def create_job(
             forgiven_round=0,
             earlier_job=None if earlier is None else earlier[0],
             earlier_version=None if earlier is None else earlier[1],
+            measured_job=measured,
         )
     )
     s.flush()

@@ -220,6 +220,7 @@ class JobRow(Base):
             name="exploded_at_once",
         ),
         CheckConstraint("(earlier_job IS NULL) = (earlier_version IS NULL)", name="earlier_at_once"),
+        CheckConstraint("earlier_job IS NULL OR measured_job IS NULL", name="one_before"),
     )
 
     name: Mapped[str] = mapped_column(_Name, primary_key=True)
@@ -239,6 +240,8 @@ class JobRow(Base):
     # The version of another job that it started from, if it did.
     earlier_job: Mapped[str | None] = mapped_column(_Name)
     earlier_version: Mapped[int | None] = mapped_column(Integer)
+    # The job that a measurement asks about. A version from a bundle may be of no job here.
+    measured_job: Mapped[str | None] = mapped_column(_Name)
 
 
 class RoundRow(Base):
@@ -373,11 +376,17 @@ class WithdrawalMarkRow(Base):
     """A member that withdrew, and the first version of a job that holds its updates: `versions.withdrawn` counts it."""
 
     __tablename__ = "withdrawal_marks"
-    __table_args__ = (CheckConstraint("first_version >= 0", name="first_not_negative"),)
+    __table_args__ = (
+        Index("ix_withdrawal_marks_member", "member"),
+        CheckConstraint("first_version >= 0", name="first_not_negative"),
+        CheckConstraint("sums >= 0", name="sums_not_negative"),
+    )
 
     job: Mapped[str] = mapped_column(ForeignKey(JobRow.name), primary_key=True)
     member: Mapped[str] = mapped_column(ForeignKey(MemberRow.name), primary_key=True)
     first_version: Mapped[int] = mapped_column(Integer)
+    # How many of the job's own sums the member was in.
+    sums: Mapped[int] = mapped_column(Integer)
 
 
 class ServerStateRow(Base):
@@ -567,7 +576,11 @@ class JournalRow(Base):
     """
 
     __tablename__ = "journal"
-    __table_args__ = (Index("ix_journal_subject", "subject", "id"), _digest_check("hash"))
+    __table_args__ = (
+        Index("ix_journal_subject", "subject", "id"),
+        Index("ix_journal_kind", "kind", "subject"),
+        _digest_check("hash"),
+    )
 
     id: Mapped[int] = mapped_column(_Serial, primary_key=True)
     at_ms: Mapped[int] = mapped_column(BigInteger)

@@ -81,7 +81,7 @@ from coordinator.storage.operators import (
     revoke_operator,
     revoked_among,
 )
-from coordinator.storage.withdrawal import Held, Proof, Withdrawal, left_out, successors, withdraw
+from coordinator.storage.withdrawal import Held, Proof, Withdrawal, left_by, left_out, successors, withdraw
 
 __all__ = [
     "CorpusOffered",
@@ -136,6 +136,7 @@ __all__ = [
     "journal",
     "keep_corpus",
     "keep_next",
+    "left_by",
     "left_out",
     "let_in",
     "load_job",

@@ -115,11 +115,14 @@ def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "")
 
 def entries(s: Session, start: int, end: int | None = None) -> list[Entry]:
     """Returns the entries with the indices `start` (from 0) to `end`, which is left out; to the newest by default."""
-    query = select(RosterLogRow).where(RosterLogRow.id > start).order_by(RosterLogRow.id)
+    row = RosterLogRow
+    # Columns, because an object for each row takes several times as long.
+    query = select(row.certificate, row.key, row.name, row.role, row.kind, row.at_ms).where(row.id > start)
     if end is not None:
-        query = query.where(RosterLogRow.id <= end)
+        query = query.where(row.id <= end)
     return [
-        Entry(row.certificate, row.key, row.name, Role(row.role), Kind(row.kind), row.at_ms) for row in s.scalars(query)
+        Entry(certificate, key, name, Role(role), Kind(kind), at_ms)
+        for certificate, key, name, role, kind, at_ms in s.execute(query.order_by(row.id))
     ]
 
 

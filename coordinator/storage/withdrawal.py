@@ -6,13 +6,14 @@ one hold nothing of the member. A mark stays for good, and later versions inheri
 being opened while the member withdrew (`mark_published`).
 
 A withdrawal is from all jobs, or from one job and every job that starts from a version of it, directly or through
-others. There is no way back, so the same withdrawal again changes nothing.
+others, or measures one of these. There is no way back, so the same withdrawal again changes nothing, and is answered
+from the marks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import Text, cast, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from coordinator.storage.errors import NotFound
@@ -33,6 +34,7 @@ __all__ = [
     "Proof",
     "Withdrawal",
     "carry_marks",
+    "left_by",
     "left_out",
     "mark_published",
     "restart_points",
@@ -60,7 +62,7 @@ class Held:
         job: the job's name.
         first: the first version that holds an update of the member; 0: the job started from one that does.
         newest: the newest version; all from `first` on hold the member's updates.
-        sums: the versions whose own sums the member was in.
+        sums: how many versions' own sums the member was in.
         exported: the marked versions that were exported.
         text: whether the member's synthetic text counted in the job.
         marked: whether an earlier withdrawal marked the job.
@@ -70,7 +72,7 @@ class Held:
     job: str
     first: int
     newest: int
-    sums: tuple[int, ...]
+    sums: int
     exported: tuple[int, ...]
     text: bool
     marked: bool
@@ -94,10 +96,24 @@ class Withdrawal:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A job and the version that it started from, as (job, number), if it was another job's."""
+    """A job; the version that it started from, as (job, number), if it was another job's; and the job it measures."""
 
     name: str
     start: tuple[str, int] | None
+    measured: str | None
+
+    @property
+    def before(self) -> str | None:
+        """The job whose withdrawals count for this one."""
+        return self.measured if self.start is None else self.start[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The first version of a job that holds the member's updates, and how many of the job's sums it was in."""
+
+    first: int
+    sums: int
 
 
 def withdraw(
@@ -128,52 +144,63 @@ def withdraw(
         raise NotFound(f"there is no member named {member}; `coordinator member list` shows all members")
     if job is not None and s.get(JobRow, job) is None:
         raise NotFound(f"there is no job named {job}; `coordinator job list` shows all jobs")
-    marks = _marks(s, member)
-    lines = _lines(s)
-    # Over all jobs: one in scope may have started from a version that holds the member, of a job that is not in scope.
-    found: dict[str, Held] = {}
-    for line in lines:
-        held = _held(s, line, member, found, marks)
-        if held is not None:
-            found[line.name] = held
+    marks, lines = _marks(s, member), _lines(s)
     scope = _scope(lines, job)
-    mine = tuple(found[line.name] for line in scope if line.name in found)
+    told = [] if proof is None or dry_run else _requests(s, member, job)
+    if told:
+        # Sent again. The marks say what jobs hold, and a member may repeat its request as often as it may call.
+        known = {name: _Found(mark.first_version, mark.sums) for name, mark in marks.items()}
+        return Withdrawal(_held(s, member, scope, known, marks), journal(s, after=told[0] - 1, limit=1)[0], ())
+    # Over all jobs: one in scope may have started from a version that holds the member, of a job that is not in scope.
+    mine = _held(s, member, scope, _found(s, member, lines, marks), marks)
     if dry_run:
         return Withdrawal(mine, None, ())
     entry = _record(s, member, job, now_ms, by, proof)
     for held in mine:
-        if held.first < marks.get(held.job, held.newest + 1):
-            _mark(s, held.job, member, held.first, len(held.sums), now_ms, by=by, before=marks.get(held.job))
+        mark = marks.get(held.job)
+        if mark is None or held.first < mark.first_version:
+            _mark(s, held.job, member, held.first, held.sums, now_ms, by=by, before=mark)
     texts = tuple(text for line in scope for text in _take_back(s, line.name, member, now_ms))
     return Withdrawal(mine, entry, texts)
 
 
 def left_out(s: Session, job: str) -> frozenset[str]:
     """The members that a job asks for nothing: those that withdrew from all, from it, or from a job that it started
-    from, directly or through others.
+    from or measures, directly or through others.
     """
-    line = []
-    row = s.get(JobRow, job)
-    while row is not None and row.name not in line:
-        line.append(row.name)
-        row = None if row.earlier_job is None else s.get(JobRow, row.earlier_job)
+    line: list[str] = []
+    name: str | None = job
+    while name is not None and name not in line:
+        line.append(name)
+        row = s.get(JobRow, name)
+        name = None if row is None else row.earlier_job or row.measured_job
     scope = or_(WithdrawalRow.job.is_(None), WithdrawalRow.job.in_(line))
     return frozenset(s.scalars(select(WithdrawalRow.member).where(scope)))
+
+
+def left_by(s: Session, member: str) -> frozenset[str]:
+    """The jobs that leave a member out, by what `left_out` says of each."""
+    lines = _lines(s)
+    scopes = list(s.scalars(select(WithdrawalRow.job).where(WithdrawalRow.member == member)))
+    return frozenset(line.name for scope in scopes for line in _scope(lines, scope))
 
 
 def carry_marks(s: Session, job: str, earlier: tuple[str, int]) -> int:
     """Marks a new job's start like the version that it is. Returns how many members withdrew whose updates it holds."""
     mine = (WithdrawalMarkRow.job == earlier[0], WithdrawalMarkRow.first_version <= earlier[1])
     members = list(s.scalars(select(WithdrawalMarkRow.member).where(*mine)))
-    s.add_all(WithdrawalMarkRow(job=job, member=member, first_version=0) for member in members)
+    s.add_all(WithdrawalMarkRow(job=job, member=member, first_version=0, sums=0) for member in members)
     return len(members)
 
 
 def mark_published(s: Session, job: str, number: int, survivors: Collection[str], now_ms: int) -> None:
     """Marks a version that was just published for members that withdrew while its sum was on its way."""
-    marked = set(s.scalars(select(WithdrawalMarkRow.member).where(WithdrawalMarkRow.job == job)))
-    for member in sorted(left_out(s, job).intersection(survivors) - marked):
-        _mark(s, job, member, number, 1, now_ms, by="")
+    marks = {row.member: row for row in s.scalars(select(WithdrawalMarkRow).where(WithdrawalMarkRow.job == job))}
+    for member in sorted(left_out(s, job).intersection(survivors)):
+        if member in marks:
+            marks[member].sums += 1
+        else:
+            _mark(s, job, member, number, 1, now_ms, by="")
 
 
 def restart_points(s: Session, job: str, wanted: Mapping[int, int]) -> frozenset[int]:
@@ -207,29 +234,31 @@ def successors(s: Session, job: str) -> list[tuple[str, int, int, str]]:
 
 
 def _lines(s: Session) -> list[_Line]:
-    """All jobs. Each comes after the one that it started from, also if the clock went back in between."""
-    rows = s.execute(
-        select(JobRow.name, JobRow.earlier_job, JobRow.earlier_version).order_by(JobRow.created_ms, JobRow.name)
-    )
-    lines = {name: _Line(name, None if job is None else (job, number or 0)) for name, job, number in rows}
+    """All jobs. Each comes after the one that it started from or measures, also if the clock went back in between."""
+    wanted = (JobRow.name, JobRow.earlier_job, JobRow.earlier_version, JobRow.measured_job)
+    lines = {
+        name: _Line(name, None if job is None else (job, number or 0), measured)
+        for name, job, number, measured in s.execute(select(*wanted).order_by(JobRow.created_ms, JobRow.name))
+    }
     ordered: dict[str, _Line] = {}
     for line in lines.values():
         above = []
         each: _Line | None = line
         while each is not None and each.name not in ordered and each not in above:
             above.append(each)
-            each = None if each.start is None else lines.get(each.start[0])
+            each = None if each.before is None else lines.get(each.before)
         ordered |= {found.name: found for found in reversed(above)}
     return list(ordered.values())
 
 
 def _scope(lines: Sequence[_Line], job: str | None) -> list[_Line]:
-    """The jobs that a withdrawal is about, those that others started from coming first."""
+    """The jobs that a withdrawal is about, those that others started from or measure coming first."""
     if job is None:
         return list(lines)
-    names, scope = {job}, []
+    names: set[str | None] = {job}
+    scope = []
     for line in lines:
-        if line.name == job or (line.start is not None and line.start[0] in names):
+        if line.name == job or line.before in names:
             names.add(line.name)
             scope.append(line)
     return scope
@@ -275,22 +304,28 @@ def _requests(s: Session, member: str, job: str | None) -> list[int]:
     ]
 
 
-def _marks(s: Session, member: str) -> dict[str, int]:
-    rows = s.scalars(select(WithdrawalMarkRow).where(WithdrawalMarkRow.member == member))
-    return {row.job: row.first_version for row in rows}
+def _marks(s: Session, member: str) -> dict[str, WithdrawalMarkRow]:
+    return {row.job: row for row in s.scalars(select(WithdrawalMarkRow).where(WithdrawalMarkRow.member == member))}
 
 
 def _mark(
-    s: Session, job: str, member: str, first: int, sums: int, now_ms: int, *, by: str, before: int | None = None
+    s: Session,
+    job: str,
+    member: str,
+    first: int,
+    sums: int,
+    now_ms: int,
+    *,
+    by: str,
+    before: WithdrawalMarkRow | None = None,
 ) -> None:
-    """Marks a job's versions from `first` on. `before`: from where on they are marked already."""
+    """Marks a job's versions from `first` on. `before`: the mark that there is, which begins too late."""
     newest = s.scalar(select(func.max(VersionRow.number)).where(VersionRow.job == job)) or 0
     if before is None:
-        s.add(WithdrawalMarkRow(job=job, member=member, first_version=first))
+        s.add(WithdrawalMarkRow(job=job, member=member, first_version=first, sums=sums))
     else:
-        lower = update(WithdrawalMarkRow).where(WithdrawalMarkRow.job == job, WithdrawalMarkRow.member == member)
-        s.execute(lower.values(first_version=first))
-        newest = before - 1
+        newest = before.first_version - 1
+        before.first_version, before.sums = first, sums
     mine = (VersionRow.job == job, VersionRow.number >= first, VersionRow.number <= newest)
     s.execute(update(VersionRow).where(*mine).values(withdrawn=VersionRow.withdrawn + 1))
     # Named under the member, and without its name under the job, because a passport repeats the latter.
@@ -317,26 +352,64 @@ def _take_back(s: Session, job: str, member: str, now_ms: int) -> list[bytes]:
     return [bytes(row.digest)]
 
 
-def _held(s: Session, line: _Line, member: str, found: Mapping[str, Held], marks: Mapping[str, int]) -> Held | None:
-    versions = {row.round: row for row in s.scalars(select(VersionRow).where(VersionRow.job == line.name))}
-    published = select(AttemptRow).where(AttemptRow.job == line.name, AttemptRow.outcome == "published")
-    rounds = [row.round for row in s.scalars(published) if member in row.survivors]
-    sums = tuple(sorted(versions[each].number for each in rounds if each in versions))
-    start = line.start
-    inherits = start is not None and start[0] in found and start[1] >= found[start[0]].first
-    firsts = [*sums, *([0] if inherits else []), *([marks[line.name]] if line.name in marks else [])]
-    if not firsts:
-        return None
-    first = min(firsts)
-    newest = max(row.number for row in versions.values())
-    fetched = s.scalars(
-        select(JournalRow.fields).where(JournalRow.subject == line.name, JournalRow.kind == "version_fetched")
+def _found(
+    s: Session, member: str, lines: Sequence[_Line], marks: Mapping[str, WithdrawalMarkRow]
+) -> dict[str, _Found]:
+    """What each job holds of the member, by the sums and by what its start holds."""
+    # The database looks for the name: a cohort may have thousands, and there may be thousands of attempts. No name has
+    # a character that JSON escapes.
+    inside = cast(AttemptRow.survivors, Text).contains(f'"{member}"', autoescape=True)
+    same = (AttemptRow.job == VersionRow.job) & (AttemptRow.round == VersionRow.round)
+    published = select(VersionRow.job, VersionRow.number).join(AttemptRow, same)
+    sums: dict[str, list[int]] = {}
+    for job, number in s.execute(published.where(AttemptRow.outcome == "published", inside)):
+        sums.setdefault(job, []).append(number)
+    found: dict[str, _Found] = {}
+    for line in lines:
+        firsts = list(sums.get(line.name, ()))
+        if line.start is not None and line.start[0] in found and line.start[1] >= found[line.start[0]].first:
+            firsts.append(0)
+        if line.name in marks:
+            firsts.append(marks[line.name].first_version)
+        if firsts:
+            found[line.name] = _Found(min(firsts), len(sums.get(line.name, ())))
+    return found
+
+
+def _held(
+    s: Session, member: str, scope: Sequence[_Line], found: Mapping[str, _Found], marks: Collection[str]
+) -> tuple[Held, ...]:
+    """Describes what the jobs in scope hold, with a fixed number of queries for all of them."""
+    names = [line.name for line in scope if line.name in found]
+    last = select(func.max(VersionRow.number)).where(VersionRow.job == JobRow.name).scalar_subquery()
+    newest = {name: number or 0 for name, number in s.execute(select(JobRow.name, last).where(JobRow.name.in_(names)))}
+    fetched = select(JournalRow.subject, JournalRow.fields).where(
+        JournalRow.kind == "version_fetched", JournalRow.subject.in_(names)
     )
-    digests = {fields["version"] for fields in fetched if fields.get("exported")}
-    exported = sorted(r.number for r in versions.values() if r.number >= first and r.digest.hex() in digests)
-    counts = (CorpusRow.job == line.name, CorpusRow.member == member, CorpusRow.replaced_ms.is_(None))
-    text = s.scalar(select(CorpusRow.id).where(*counts, CorpusRow.digest.is_not(None))) is not None
-    before = next((row for row in versions.values() if row.number == first - 1), None)
+    gone = {(job, fields["version"]) for job, fields in s.execute(fetched) if fields.get("exported")}
+    digests = select(VersionRow.job, VersionRow.number, VersionRow.digest).where(
+        VersionRow.job.in_(sorted({job for job, _ in gone}))
+    )
+    exported: dict[str, list[int]] = {}
+    for job, number, digest in s.execute(digests.order_by(VersionRow.job, VersionRow.number)):
+        if number >= found[job].first and (job, digest.hex()) in gone:
+            exported.setdefault(job, []).append(number)
+    counts = (CorpusRow.member == member, CorpusRow.replaced_ms.is_(None), CorpusRow.digest.is_not(None))
+    texts = set(s.scalars(select(CorpusRow.job).where(*counts, CorpusRow.job.in_(names))))
     # The start's blob always stays: the job's document names it.
-    pruned = before is not None and before.number > 0 and before.pruned_ms is not None
-    return Held(line.name, first, newest, sums, tuple(exported), text, line.name in marks, pruned)
+    before = [(name, found[name].first - 1) for name in names if found[name].first > 1]
+    here = tuple_(VersionRow.job, VersionRow.number).in_(before)
+    pruned = set(s.scalars(select(VersionRow.job).where(here, VersionRow.pruned_ms.is_not(None))))
+    return tuple(
+        Held(
+            name,
+            found[name].first,
+            newest[name],
+            found[name].sums,
+            tuple(exported.get(name, ())),
+            name in texts,
+            name in marks,
+            name in pruned,
+        )
+        for name in names
+    )

@@ -3,6 +3,7 @@
 `examine` checks in this order. A check that an earlier failure makes impossible is `skip`:
 
     identity     the folder, its modes, the certificate and its key, how long it is still valid
+    withdrawals  those of this member, if there are any, and what the coordinator signed about each
     name         the coordinator's name resolves
     tcp          a server listens there
     tls          TLS 1.3, and a chain of this member's own federation that names the host
@@ -46,6 +47,8 @@ from edge_client.identity.home import HomeUnusable, MemberIdentity, NotEnrolled
 from edge_client.identity.proxy import proxy_for
 from edge_client.identity.renewal import RenewalFailed, due, follow, renew_now
 from edge_client.runtime import RuntimeUnavailable, pick_runtime
+from edge_client.withdrawal.folder import KeptWithdrawal, WithdrawalFolder, WithdrawalsUnreadable
+from edge_client.withdrawal.sending import advice
 from tacit.certificates import certificate_from_der
 from tacit.identity import CertificateInvalid
 from tacit.reason import Reason
@@ -103,6 +106,8 @@ async def examine(
     """
     findings: list[Finding] = []
     identity = _identity(home, now(), findings)
+    if identity is not None:
+        findings += _withdrawals(WithdrawalFolder(identity.home, identity.federation, identity.member))
     addresses = (address,) if address is not None else (identity.addresses if identity is not None else ())
     if not addresses:
         findings += [
@@ -155,6 +160,26 @@ def _identity(home: Path, now: datetime, findings: list[Finding]) -> MemberIdent
     )
     findings.append(Finding("identity", Status.OK, what))
     return identity
+
+
+def _withdrawals(folder: WithdrawalFolder) -> list[Finding]:
+    try:
+        return [_withdrawal(folder, kept) for kept in folder.all()]
+    except WithdrawalsUnreadable as error:
+        return [Finding("withdrawals", Status.FAIL, f"this member takes part in nothing: {error}", ExitCode.USAGE)]
+
+
+def _withdrawal(folder: WithdrawalFolder, kept: KeptWithdrawal) -> Finding:
+    scope, heads = kept.request.job or "all jobs", ", ".join(kept.heads)
+    if len(kept.heads) > 1:
+        what = f"from {scope}: the coordinator signed different heads, {heads}; {advice(folder)}"
+    elif kept.refused:
+        what = f"from {scope}: the coordinator does not take it: {kept.refused}"
+    elif not kept.heads:
+        what = f"from {scope}: the coordinator has not answered; `edge_client withdraw` sends it again"
+    else:
+        return Finding("withdrawals", Status.OK, f"from {scope}: taken, the journal's head is {heads}")
+    return Finding("withdrawals", Status.WARN, what)
 
 
 def _left(identity: MemberIdentity, now: datetime) -> str:

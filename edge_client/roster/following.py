@@ -21,6 +21,7 @@ from tacit.roster_wire import (
     entry_from_pb,
     head_from_pb,
 )
+from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1.federation_pb2_grpc import FederationServiceStub
 
@@ -31,6 +32,8 @@ log = structlog.get_logger("edge_client")
 # Time limit of one call, and of following to the head of an attempt: others wait for this member's keys.
 _CALL_SECONDS = 20.0
 FOLLOW_SECONDS = 30.0
+# After a refusal because this member asks too often.
+_AGAIN_SECONDS = 1.0
 # A head that did not grow is signed again after this time, so that the signature stays fresh.
 _COSIGNED_ANEW_MS = 3600 * 1000
 
@@ -80,7 +83,14 @@ class Follower:
         found: list[Entry] = []
         while True:
             request = pb.FetchLogRequest(start=at, size=0 if signed is None else signed.head.size)
-            answer: pb.FetchLogResponse = await stub.FetchLog(request, timeout=_CALL_SECONDS)
+            try:
+                answer: pb.FetchLogResponse = await stub.FetchLog(request, timeout=_CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                # A long log has more pages than a member may ask for at once. What was read is not thrown away.
+                if not found or reason_of(error)[0] != Reason.REASON_MEMBER_TOO_FREQUENT:
+                    raise
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
             try:
                 shown = head_from_pb(answer.head, federation)
                 cosignatures = [cosignature_from_pb(each) for each in answer.cosignatures]

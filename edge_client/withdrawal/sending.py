@@ -1,8 +1,13 @@
-"""Tells the coordinator of a withdrawal, and keeps its signed answer."""
+"""Tells the coordinator of a withdrawal, and keeps its signed answer.
+
+A withdrawal is sent again at each start, so the routine must not cost the member its proof. Nothing on the disk changes
+before an answer was checked, and an answer never takes the place of one that says something else.
+"""
 
 import asyncio
 
 import grpc.aio
+import structlog
 
 from edge_client.identity.connection import explain
 from edge_client.identity.home import MemberIdentity
@@ -16,7 +21,9 @@ from tacit.v1 import federation_pb2_grpc
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, check_request, check_taken
 from toolkit.text import clean
 
-__all__ = ["AnswerUnfit", "RequestRefused", "send"]
+__all__ = ["AnswerUnfit", "RequestRefused", "advice", "send"]
+
+log = structlog.get_logger("edge_client")
 
 _SECONDS = 60.0
 _LONGEST = 2000
@@ -47,23 +54,40 @@ async def send(
         grpc.aio.AioRpcError: the call failed; try again.
         OSError: the answer cannot be written.
     """
+    sent = kept
     if not kept.signed_by(identity):
         # The coordinator checks the signature against the certificate of the call.
-        kept = await asyncio.to_thread(KeptWithdrawal.signed, kept.request, identity)
-        folder.put(kept)
-    message = pb.WithdrawRequest(statement=kept.request.canonical(), signature=bytes.fromhex(kept.signature))
+        sent = await asyncio.to_thread(kept.signed_anew, identity)
+    message = pb.WithdrawRequest(statement=sent.request.canonical(), signature=bytes.fromhex(sent.signature))
     try:
         answer: pb.WithdrawResponse = await stub.Withdraw(message, timeout=_SECONDS)
     except grpc.aio.AioRpcError as error:
         if reason_of(error)[0] != Reason.REASON_WITHDRAWAL_INVALID:
             raise
         why = clean(explain(error, identity), _LONGEST)
-        folder.put(kept.model_copy(update={"refused": why}))
+        folder.refused(kept, why)
         raise RequestRefused(why) from error
-    taken = await asyncio.to_thread(_checked, answer, kept.request, identity)
-    kept = kept.model_copy(update={"answer": taken, "refused": ""})
-    folder.put(kept)
-    return kept, tuple(answer.jobs)
+    taken = await asyncio.to_thread(_checked, answer, sent.request, identity)
+    now = folder.answered(sent, taken)
+    if kept.answers and not kept.has(taken):
+        log.error(
+            "withdrawal_answers_differ",
+            scope=kept.request.job or "all",
+            before=", ".join(kept.heads),
+            now=taken.head,
+            kept=now.has(taken),
+            advice=advice(folder),
+        )
+    return now, tuple(answer.jobs)
+
+
+def advice(folder: WithdrawalFolder) -> str:
+    """What to do about answers that name different entries of the journal."""
+    return (
+        "the coordinator's journal is not the one that it signed before. Ask the operator whether it restored an older "
+        "backup, which does this too; if it did not, an entry was removed, and `coordinator audit verify --head` with "
+        f"each head shows it. Copy {folder.path}: the answers prove it"
+    )
 
 
 def _checked(answer: pb.WithdrawResponse, mine: WithdrawalRequest, identity: MemberIdentity) -> TakenWithdrawal:

@@ -43,7 +43,7 @@ from edge_client.private_store.backup import BackupHeader
 from edge_client.private_store.container import StateHeader
 from edge_client.private_store.features import FeatureHeader
 from edge_client.session.answers import HeldAnswer
-from edge_client.withdrawal.folder import KeptWithdrawal
+from edge_client.withdrawal.folder import MAX_ANSWERS, KeptWithdrawal
 from export.finetune.run import Provenance
 from learning.backbones.collection import BackboneRecord
 from tacit.audit import AuditStatement, SignedAudit
@@ -681,6 +681,20 @@ _MADE = EXAMPLES[Provenance]
 
 # Every list and table of every document: where it is, its limit, and its entries.
 LISTS: dict[str, tuple[type[Document], dict[str, Any], str, int, Any]] = {
+    "KeptWithdrawal.answers": (
+        KeptWithdrawal,
+        EXAMPLES[KeptWithdrawal],
+        "answers",
+        MAX_ANSWERS,
+        lambda number: {
+            "request": _WITHDRAWAL,
+            "request_signature": "00",
+            "request_certificate": "00",
+            "taken": EXAMPLES[WithdrawalTaken] | {"entry": number + 1},
+            "signature": "00",
+            "certificate": "00",
+        },
+    ),
     "ExportFacts.averaged": (ExportFacts, EXAMPLES[ExportFacts], "averaged", MAX_AVERAGED, lambda number: number + 1),
     "ModelFacts.averaged": (
         BundleIndex,
@@ -1007,7 +1021,6 @@ DOCUMENTS = {
     (Passport, ("sections", "job")),
     (SignedAudit, ("certificate",)),
     (KeptWithdrawal, ("certificate",)),
-    (KeptWithdrawal, ("signature",)),
 }
 
 
@@ -1045,6 +1058,8 @@ def test_an_overlong_text_is_refused_with_a_short_sentence():
         (Mark, EXAMPLES[Mark], "place", 4096),
         (BackupManifest, _BACKUP, "software", 200),
         (Passport, EXAMPLES[Passport], "certificate", 8192),
+        (KeptWithdrawal, EXAMPLES[KeptWithdrawal], "certificate", 8192),
+        (KeptWithdrawal, EXAMPLES[KeptWithdrawal], "signature", 2048),
     ],
 )
 def test_a_text_is_accepted_at_its_limit_and_refused_one_above(kind, document, path, most):

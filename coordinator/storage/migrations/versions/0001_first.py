@@ -35,7 +35,9 @@ def upgrade() -> None:
         sa.Column("forgiven_round", sa.Integer(), nullable=False),
         sa.Column("earlier_job", sa.String(length=63), nullable=True),
         sa.Column("earlier_version", sa.Integer(), nullable=True),
+        sa.Column("measured_job", sa.String(length=63), nullable=True),
         sa.CheckConstraint("(earlier_job IS NULL) = (earlier_version IS NULL)", name=op.f("ck_jobs_earlier_at_once")),
+        sa.CheckConstraint("earlier_job IS NULL OR measured_job IS NULL", name=op.f("ck_jobs_one_before")),
         sa.CheckConstraint("exploded_measure IN ('norm', 'change')", name=op.f("ck_jobs_exploded_measure_known")),
         sa.CheckConstraint(
             "(exploded_version IS NULL) = (exploded_times IS NULL) AND "
@@ -60,6 +62,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_journal")),
     )
     op.create_index("ix_journal_subject", "journal", ["subject", "id"], unique=False)
+    op.create_index("ix_journal_kind", "journal", ["kind", "subject"], unique=False)
 
     op.create_table(
         "members",
@@ -430,11 +433,14 @@ def upgrade() -> None:
         sa.Column("job", sa.String(length=63), nullable=False),
         sa.Column("member", sa.String(length=63), nullable=False),
         sa.Column("first_version", sa.Integer(), nullable=False),
+        sa.Column("sums", sa.Integer(), nullable=False),
         sa.CheckConstraint("first_version >= 0", name=op.f("ck_withdrawal_marks_first_not_negative")),
+        sa.CheckConstraint("sums >= 0", name=op.f("ck_withdrawal_marks_sums_not_negative")),
         sa.ForeignKeyConstraint(["job"], ["jobs.name"], name=op.f("fk_withdrawal_marks_job")),
         sa.ForeignKeyConstraint(["member"], ["members.name"], name=op.f("fk_withdrawal_marks_member")),
         sa.PrimaryKeyConstraint("job", "member", name=op.f("pk_withdrawal_marks")),
     )
+    op.create_index("ix_withdrawal_marks_member", "withdrawal_marks", ["member"], unique=False)
     op.create_table(
         "lease",
         sa.Column("fence", sa.BigInteger(), autoincrement=False, nullable=False),

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import secure_agg
 from coordinator.pki import key_pem, pem
-from coordinator.services.member_limit import BURST_SECONDS, MemberLimit
+from coordinator.services.member_limit import BURST_SECONDS, MemberLimit, log_page_tokens
 from coordinator.services.member_lines import MemberLines
 from tacit import wire
 from tacit.attempt import AttemptId
@@ -47,6 +47,18 @@ def test_a_member_gets_its_burst_then_its_rate_at_no_cost_to_others(clock):
     clock.now += 1
     assert sum(not limit.message("north", 100) for _ in range(1000)) == 10
     assert sum(not limit.call("north") for _ in range(1000)) == 2
+
+
+def test_a_call_that_costs_more_takes_more_of_the_same_bucket(clock):
+    limit = MemberLimit(clock, calls_per_second=2)
+    full = 2 * BURST_SECONDS
+    assert sum(not limit.call("north", 10) for _ in range(100)) == full / 10
+    assert limit.call_short("north", 10) == pytest.approx(5)
+    clock.now += 4.5
+    assert limit.call("north", 10) == pytest.approx(0.5)
+    # What was refused cost nothing.
+    assert sum(not limit.call("north") for _ in range(100)) == 9
+    assert [log_page_tokens(entries) for entries in (0, 199, 200, 1000)] == [1, 1, 2, 6]
 
 
 def test_an_ended_session_may_return_at_a_quarter_of_the_bucket(clock):

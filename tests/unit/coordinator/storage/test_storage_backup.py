@@ -124,7 +124,7 @@ def test_a_whole_database_comes_back_in_another(database, database_url, store, f
 
     def withdrawn(s):
         s.add(WithdrawalRow(member="desk-south", job="desk", at_ms=MADE_MS))
-        s.add(WithdrawalMarkRow(member="desk-south", job="desk", first_version=1))
+        s.add(WithdrawalMarkRow(member="desk-south", job="desk", first_version=1, sums=1))
         s.add(LeaseRow(one=1, fence=3, holder="one", address="a:1", since_ms=MADE_MS, expires_ms=MADE_MS))
 
     database.run_now(withdrawn)

@@ -1,7 +1,7 @@
 """A withdrawal marks what holds a member's updates, in every job that was made from it, and nothing else."""
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from coordinator.domain.jobs import EndAttempt, JobStatus, Norms
 from coordinator.storage import records
@@ -26,7 +26,7 @@ def marks(database, job):
     return [each.withdrawn for each in database.run_now(lambda s: records.versions(s, job))]
 
 
-def create(database, store, name, earlier, now_ms):
+def create(database, store, name, earlier, now_ms, measured=None):
     document = make_job(name, store)
     database.run_now(
         lambda s: records.create_job(
@@ -37,6 +37,7 @@ def create(database, store, name, earlier, now_ms):
             version=document.weights,
             now_ms=now_ms,
             earlier=earlier,
+            measured=measured,
         )
     )
 
@@ -70,7 +71,7 @@ def test_all_versions_from_the_first_sum_on_are_marked_once(database, store):
     fill(database, store, rounds=3)
     fill(database, store, "ward", rounds=1)
     (dry,) = run(database, dry_run=True).held
-    assert (dry.job, dry.first, dry.newest, dry.sums, dry.text, dry.marked) == ("desk", 1, 3, (1, 2, 3), True, False)
+    assert (dry.job, dry.first, dry.newest, dry.sums, dry.text, dry.marked) == ("desk", 1, 3, 3, True, False)
     assert marks(database, "desk") == [0, 0, 0, 0]
     assert entries(database, "withdrawal_taken", "corpus_declined") == []
     run(database)
@@ -154,7 +155,7 @@ def test_a_job_alone_is_marked_for_what_it_inherits_from_a_job_outside_the_scope
     create(database, store, "clean", ("desk", 0), LATER_MS + 1)
     create(database, store, "grandchild", ("child", 0), LATER_MS + 2)
     held = run(database, job="child").held
-    assert [(each.job, each.first, each.sums) for each in held] == [("child", 0, ()), ("grandchild", 0, ())]
+    assert [(each.job, each.first, each.sums) for each in held] == [("child", 0, 0), ("grandchild", 0, 0)]
     assert (marks(database, "child"), marks(database, "grandchild"), marks(database, "desk")) == ([1], [1], [0, 0, 0])
     run(database)
     assert (marks(database, "desk"), marks(database, "clean"), marks(database, "child")) == ([0, 1, 1], [0], [1])
@@ -172,7 +173,7 @@ def test_a_mark_that_begins_too_late_is_put_right(database, store):
     fill(database, store, rounds=3)
 
     def late(s):
-        s.add(WithdrawalMarkRow(job="desk", member=EAST, first_version=3))
+        s.add(WithdrawalMarkRow(job="desk", member=EAST, first_version=3, sums=1))
         s.execute(update(VersionRow).where(VersionRow.job == "desk", VersionRow.number == 3).values(withdrawn=1))
 
     database.run_now(late)
@@ -214,6 +215,99 @@ def test_the_journal_keeps_the_members_own_request_once(database, store):
     assert len(entries(database, "withdrawal_taken")) == 2
     # A request about one job is another request.
     assert run(database, by="", job="desk", proof=proof).entry.id > first.id
+
+
+def repeated(database, who=EAST, job=None):
+    """The answer to a request that was taken before, and the SQL that it takes."""
+    said = []
+
+    def heard(connection, cursor, statement, parameters, context, many):
+        said.append(statement)
+
+    def write(s):
+        event.listen(s.connection().engine, "before_cursor_execute", heard)
+        try:
+            proof = Proof(b'{"again": 1}', b"other", b"certificate")
+            return withdraw(s, who, job, LATER_MS + 5, proof=proof)
+        finally:
+            event.remove(s.connection().engine, "before_cursor_execute", heard)
+
+    return database.run_now(write), said
+
+
+def test_a_repeat_is_answered_from_the_marks_whatever_the_jobs_hold(database, store):
+    fill(database, store, rounds=2)
+    create(database, store, "next", ("desk", 2), LATER_MS)
+    create(database, store, "how-well", None, LATER_MS + 1, measured="next")
+    publish(database, "how-well", 1, [EAST])
+    for number in (0, 2):
+        fetched = database.run_now(lambda s: records.versions(s, "desk"))[number].digest
+        database.run_now(lambda s: records.note_fetched(s, fetched, LATER_MS, 0, by="op", exported=True))  # noqa: B023
+    proof = Proof(b'{"a": "request"}', b"signature", b"certificate")
+    first = run(database, by="", job="desk", proof=proof)
+    assert [(each.job, each.first, each.sums, each.exported) for each in first.held] == [
+        ("desk", 1, 2, (2,)),
+        ("next", 0, 0, (0,)),
+        ("how-well", 1, 1, ()),
+    ]
+    # An attempt was open while the member withdrew.
+    publish(database, "desk", 3, [EAST])
+    before = database.run_now(records.journal)
+    again, statements = repeated(database, job="desk")
+    assert again.entry == first.entry
+    # What it says is what looking at everything says.
+    assert again.held == run(database, job="desk", dry_run=True).held
+    assert [(each.job, each.first, each.newest, each.sums, each.exported) for each in again.held] == [
+        ("desk", 1, 3, 3, (2,)),
+        ("next", 0, 0, 0, (0,)),
+        ("how-well", 1, 1, 1, ()),
+    ]
+    assert database.run_now(records.journal) == before
+    # It reads no attempt, and asks no more for more jobs.
+    assert not any("attempts" in each for each in statements)
+    for number in range(5):
+        create(database, store, f"later-{number}", ("desk", 2), LATER_MS + 10 + number)
+    assert len(repeated(database, job="desk")[1]) == len(statements)
+    # Another scope is another request.
+    assert run(database, by="", proof=proof).entry != first.entry
+
+
+def test_a_name_that_is_part_of_another_or_has_a_wildcard_is_not_taken_for_it(database, store):
+    fill(database, store, rounds=0)
+    names = ["a_b", "axb", "a_b.c", "c.a_b"]
+    for at, name in enumerate(names):
+        database.run_now(lambda s: records.invite(s, name, f"{at:024d}", b"s" * 32, LATER_MS + 1, LATER_MS, by="op"))  # noqa: B023
+    publish(database, "desk", 1, ["axb", "a_b.c"])
+    publish(database, "desk", 2, ["c.a_b"])
+    publish(database, "desk", 3, ["a_b"])
+    assert {name: [each.first for each in run(database, name, dry_run=True).held] for name in names} == {
+        "a_b": [3],
+        "axb": [1],
+        "a_b.c": [1],
+        "c.a_b": [2],
+    }
+
+
+def test_a_measurement_of_a_job_in_scope_leaves_the_member_out_however_far(database, store):
+    fill(database, store, rounds=2)
+    create(database, store, "next", ("desk", 1), LATER_MS)
+    create(database, store, "how-well", None, LATER_MS + 1, measured="next")
+    create(database, store, "how-desk", None, 5, measured="desk")
+    create(database, store, "elsewhere", None, LATER_MS + 2, measured="of-a-bundle")
+    create(database, store, "other", None, LATER_MS + 3)
+    create(database, store, "how-other", None, LATER_MS + 4, measured="other")
+    publish(database, "how-well", 1, [EAST, "desk-north"])
+    run(database, job="desk")
+    jobs = ("desk", "next", "how-well", "how-desk", "elsewhere", "other", "how-other")
+    left_out = {job: bool(database.run_now(lambda s: records.left_out(s, job))) for job in jobs}  # noqa: B023
+    assert left_out == {job: job in jobs[:4] for job in jobs}
+    assert database.run_now(lambda s: records.left_by(s, EAST)) == set(jobs[:4])
+    # Its answer is in the sum, and nothing of it in a measurement that it was not asked.
+    assert (marks(database, "how-well"), marks(database, "how-desk")) == ([0, 1], [0])
+    assert [each.job for each in run(database, job="how-other").held] == []
+    assert database.run_now(lambda s: records.left_by(s, EAST)) == {*jobs[:4], "how-other"}
+    run(database)
+    assert database.run_now(lambda s: records.left_by(s, EAST)) == set(jobs)
 
 
 def test_synthetic_text_counts_no_longer_and_none_is_taken_any_more(database, store):

@@ -16,9 +16,11 @@ from coordinator.services.credentials import enrolment_credentials, load_root
 from edge_client.identity import doctor
 from edge_client.identity.doctor import Status, examine, exit_code
 from edge_client.identity.handshake import ClientKey, shake_hands
-from edge_client.identity.home import Home
+from edge_client.identity.home import Home, MemberIdentity
+from edge_client.withdrawal.folder import TakenWithdrawal, WithdrawalFolder
 from tacit.identity import Role
 from tacit.reason import Reason
+from tacit.withdrawal import WithdrawalTaken
 from tests.support import party
 from tests.support.federation_port import FederationPort, serving
 from toolkit.console import ExitCode
@@ -80,6 +82,52 @@ def test_without_an_identity_the_address_is_still_checked(folder, tmp_path):
     found = _served(folder, tmp_path / "nothing")
     assert (found["name"].status, found["tcp"].status, found["tls"].status) == (Status.OK, Status.OK, Status.WARN)
     assert found["session"].status is Status.SKIP
+
+
+def test_withdrawals_are_shown_with_what_the_coordinator_signed(home):
+    identity = MemberIdentity.load(home, now=party.present())
+    folder = WithdrawalFolder(home, identity.federation, identity.member)
+
+    def shown():
+        return [finding for finding in _examine(home, "coordinator") if finding.check == "withdrawals"]
+
+    assert shown() == []
+    kept = folder.ask(identity, "desk")
+    (found,) = shown()
+    assert (found.status, "has not answered" in found.what) == (Status.WARN, True)
+
+    def answered(number):
+        taken = WithdrawalTaken(
+            federation=identity.federation,
+            request=kept.request.digest(),
+            taken_ms=1,
+            entry=number,
+            entry_hash=bytes([number]) * 32,
+        )
+        folder.answered(
+            kept,
+            TakenWithdrawal(
+                request=kept.request,
+                request_signature=kept.signature,
+                request_certificate=kept.certificate,
+                taken=taken,
+                signature="00",
+                certificate="00",
+            ),
+        )
+
+    answered(17)
+    assert [(each.status, f"{'11' * 32}:17" in each.what) for each in shown()] == [(Status.OK, True)]
+    answered(18)
+    (found,) = shown()
+    assert found.status is Status.WARN
+    for part in (f"{'11' * 32}:17, {'12' * 32}:18", "restored an older backup", str(folder.path)):
+        assert part in found.what
+    folder.ask(identity, None)
+    assert [each.what.partition(":")[0] for each in shown()] == ["from all jobs", "from desk"]
+    (home / "withdrawals" / "jobs" / "desk.json").write_bytes(b"{")
+    (found,) = shown()
+    assert (found.status, found.code) == (Status.FAIL, ExitCode.USAGE)
 
 
 def test_no_such_name(home):

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from edge_client.policy.policy import PolicyRefusal
-from edge_client.withdrawal.folder import KeptWithdrawal, WithdrawalFolder, WithdrawalsUnreadable
+from edge_client.withdrawal.folder import KeptWithdrawal, TakenWithdrawal, WithdrawalFolder, WithdrawalsUnreadable
 from tacit.authorities import Authorities
 from tacit.identity import CertificateInvalid
 from tacit.job import EarlierVersion
 from tacit.reason import Reason
-from tacit.withdrawal import check_request
+from tacit.withdrawal import WithdrawalTaken, check_request
 from tests.support import party
 from tests.support.fleet import job_document
 from tests.support.measurements import bundled, measuring
@@ -75,6 +75,31 @@ def test_a_withdrawal_of_another_membership_does_not_count(identity, folder, tmp
     WithdrawalFolder(identity.home, identity.federation, "south").check("desk")
 
 
+def test_the_withdrawal_of_an_earlier_membership_is_moved_aside_and_not_overwritten(identity, folder):
+    folder.ask(identity, None)
+    before = (identity.home / "withdrawals" / "all.json").read_bytes()
+    later = WithdrawalFolder(identity.home, identity.federation, "south")
+    kept = later.ask(identity, None)
+    assert later.all() == (kept,)
+    assert [each.read_bytes() for each in (identity.home / "withdrawals" / "earlier").iterdir()] == [before]
+
+
+def test_an_answer_of_one_process_outlasts_a_refusal_that_another_hears(identity, folder):
+    kept = folder.ask(identity, "desk")
+    taken = WithdrawalTaken(
+        federation=identity.federation, request=kept.request.digest(), taken_ms=1, entry=17, entry_hash=bytes(32)
+    )
+    signed = {"signature": "00", "certificate": "00"}
+    answer = TakenWithdrawal(
+        request=kept.request, request_signature="00", request_certificate="00", taken=taken, **signed
+    )
+    assert folder.answered(kept, answer).answer == answer
+    # The other process read the file before.
+    folder.refused(kept, "no such job")
+    (now,) = folder.all()
+    assert (now.answers, now.refused) == ((answer,), "no such job")
+
+
 @pytest.mark.parametrize("damage", ["garbage", "empty", "folder", "fifo", "other name", "listing"])
 def test_a_file_that_cannot_be_read_allows_nothing(identity, folder, damage):
     folder.ask(identity, "desk")
@@ -132,7 +157,7 @@ def test_a_command_and_a_running_client_write_at_the_same_time(identity, folder)
 
     def write(why):
         for _ in range(20):
-            folder.put(kept.model_copy(update={"refused": why * 500}))
+            folder.refused(kept, why * 500)
             assert len(folder.all()) == 1
 
     with ThreadPoolExecutor() as threads:
