@@ -20,6 +20,9 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
+from edge_client.corpus_release.models import job_of_model
+from edge_client.policy.policy import PolicyRefusal
+from edge_client.withdrawal.folder import WithdrawalFolder
 from tacit.corpus import CorpusStatement
 from tacit.documents import Digest, Document, DocumentInvalid, Part, Short
 from toolkit.durable import Faults, durable_file, no_faults, sync_folder
@@ -37,8 +40,8 @@ __all__ = [
 ]
 
 # made: waits for its owner. sending: its first byte may have left. received, refused: the coordinator's answer. vetoed:
-# its owner vetoed it, and the texts are deleted. withheld: the policy no longer allows it or no text came, so the texts
-# are deleted or were never made.
+# its owner vetoed it or withdrew from the job, and the texts are deleted. withheld: the policy no longer allows it or
+# no text came, so the texts are deleted or were never made.
 Stage = Literal["made", "sending", "received", "refused", "vetoed", "withheld"]
 Choice = Literal["approve", "veto"]
 
@@ -75,7 +78,7 @@ class CorpusState(Document):
     made: CorpusFile | None
     # Whether the coordinator was told that no file will come.
     told: bool = False
-    # Why the coordinator refused, or why there is no file.
+    # Why the coordinator refused, or why there is no file now.
     detail: str = Field(default="", max_length=2000)
 
     @property
@@ -99,6 +102,7 @@ class CorpusFolder:
     def __init__(self, home: Path, job: str, faults: Faults = no_faults) -> None:
         self.job = job
         self.path = home / "corpora" / job
+        self._home = home
         self._faults = faults
 
     @property
@@ -223,12 +227,19 @@ class CorpusFolder:
         if stage != "made" and (stage, choice) != ("sending", "veto"):
             raise CorpusUnusable(f"the corpus of {self.job} is {_TOO_LATE[stage]}")
         if choice == "approve":
-            self.statement(state)
+            self._check_not_withdrawn(state, self.statement(state).member)
             self.texts(state)
         decision = Decision(corpus=state.made.corpus, choice=choice, at_ms=time.time_ns() // 1_000_000)
         durable_file(self.path / "decision.json", decision.canonical(), "decision", self._faults)
         if choice == "veto":
             self.forget()
+
+    def _check_not_withdrawn(self, state: CorpusState, member: str) -> None:
+        withdrawals = WithdrawalFolder(self._home, state.federation, member)
+        try:
+            withdrawals.check(self.job, job_of_model(self._home, self.job))
+        except PolicyRefusal as refusal:
+            raise CorpusUnusable(f"{refusal.detail}, so its text does not leave; {self._again()}") from refusal
 
     def forget(self) -> None:
         """Deletes the texts and their statement from the disk. The state stays.

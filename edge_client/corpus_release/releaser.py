@@ -2,7 +2,7 @@
 
     nothing there --wanted--> made --approved--> sending --> received, or refused
           |                     |                  |
-          |                     +-----vetoed-------+--> vetoed, told
+          |                     +-vetoed, withdrew-+--> vetoed, told
           +--policy, no text came--+---policy------+--> withheld, told
 
 Guarantees:
@@ -11,7 +11,9 @@ Guarantees:
 - the histogram is charged before it is drawn, and is on the disk before it is used;
 - nothing leaves without consent to exactly these bytes (by the owner, or by a policy that gives it), nor without its
   receipt in the ledger's chain;
-- a veto, or a policy that has become narrower, calls back a file that is on its way.
+- a veto, a withdrawal, or a policy that has become narrower, calls back a file that is on its way;
+- of a job that the member withdrew from, nothing is asked, charged, made or sent, and model and texts are deleted. If
+  the withdrawals cannot be read, nothing is done, and nothing deleted.
 
 Each step reads the disk and the coordinator's answer anew, so a start after any kill continues where it stopped.
 
@@ -22,6 +24,7 @@ others.
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,12 +49,15 @@ from edge_client.identity.pace import Pace
 from edge_client.ledger.budget import Budget, CorpusReleased
 from edge_client.ledger.receipts import HISTOGRAM, SENDING
 from edge_client.policy.policy import Policy, PolicyRefusal
+from edge_client.withdrawal.folder import WithdrawalFolder
 from tacit.identity import name_is_valid
+from tacit.job import JobDocument
 from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from toolkit.durable import Faults, no_faults
 
 if TYPE_CHECKING:
+    from learning.accounting.events import PrivacyEvent
     from learning.text.data import Example
     from secure_agg import RandomSource
 
@@ -59,12 +65,14 @@ __all__ = ["Releaser"]
 
 log = structlog.get_logger("edge_client")
 
-# Seconds between looks for a decision that another process wrote.
+# Seconds between looks for a decision or a withdrawal that another process wrote.
 _LOOK_SECONDS = 2.0
 # Seconds until a job is tried again for which the coordinator had no answer, unless a session begins before.
 _LATER_SECONDS = 300.0
 # Refusals after which a later try may succeed, such as a full disk under the ledger.
 _FAILING = (Reason.REASON_LEDGER_FAILING, Reason.REASON_LEDGER_ROLLED_BACK)
+# Refusals of the ledger to pay for a histogram: then each label is equally frequent.
+_UNPAID = (Reason.REASON_BUDGET_SPENT, Reason.REASON_PRIVACY_UNACCOUNTABLE)
 
 
 class Releaser:
@@ -88,6 +96,7 @@ class Releaser:
         self._random = random
         self._faults = faults
         self._models = LastModels(home, identity.federation, budget.ledger, faults)
+        self._withdrawals = WithdrawalFolder(home, identity.federation, identity.member)
         self._woken = asyncio.Event()
         # Jobs that the coordinator is asked about next.
         self._ask: set[str] = set()
@@ -126,10 +135,12 @@ class Releaser:
         except OSError as error:
             log.error("model_not_kept", job=model.job.name, round=model.round, error=str(error))
         # `aborted` marks the job before it looks for a model, and this looks for the mark after it wrote the model. So
-        # one of the two finds it.
-        if model.job.name in self._dead:
-            self._models.forget(model.job.name)
-            log.info("model_not_wanted", job=model.job.name, round=model.round)
+        # one of the two finds it. The same holds of `edge_client withdraw`.
+        job = model.job.name
+        with contextlib.suppress(PolicyRefusal):
+            if job in self._dead or self._withdrew(job, model.job) is not None:
+                self._models.forget(job)
+                log.info("model_not_wanted", job=job, round=model.round)
 
     def connected(self) -> None:
         """A session is open: checks everything that was left over.
@@ -235,6 +246,29 @@ class Releaser:
         self._waiting.discard(job)
         self._handle(job)
 
+    def _withdrew(self, job: str, document: JobDocument | None) -> str | None:
+        """Why this member withdrew from a job, as far as its name and its document say. None: it did not.
+
+        Raises:
+            PolicyRefusal: the withdrawals cannot be read. Trying again later may help.
+        """
+        try:
+            self._withdrawals.check(job, document)
+        except PolicyRefusal as refusal:
+            if refusal.reason in _FAILING:
+                raise
+            return refusal.detail
+        return None
+
+    async def _forget_withdrawn(self, folder: CorpusFolder) -> None:
+        """Deletes what is left of a job that this member withdrew from, and of which no corpus was made."""
+        await self._forget(folder.job)
+        if folder.path.exists():
+            # Texts that a process wrote before it was killed.
+            await asyncio.to_thread(folder.forget)
+        log.warning("corpus_withheld", job=folder.job, why="this member withdrew")
+        self._handle(folder.job)
+
     def _handle(self, job: str) -> None:
         """Counts a job as handled if this process had to do with it: all that is left to do must wait."""
         if job in self._finished or job in self._moved:
@@ -255,6 +289,9 @@ class Releaser:
         if state is not None and state.federation != self._identity.federation:
             return
         if state is None:
+            if self._withdrew(job, self._models.document(job)) is not None:
+                await self._forget_withdrawn(folder)
+                return
             state = None if kept is None else await self._made(folder, kept, asker)
             if state is None:
                 return
@@ -280,6 +317,9 @@ class Releaser:
         except PolicyRefusal as refusal:
             if refusal.reason in _FAILING:
                 raise
+            if refusal.reason == Reason.REASON_MEMBER_WITHDREW:
+                await self._forget_withdrawn(folder)
+                return None
             detail = refusal.detail
         except NothingMade as error:
             detail = str(error)
@@ -301,16 +341,19 @@ class Releaser:
 
         Raises:
             NothingMade: no text could be written.
-            PolicyRefusal: the ledger cannot be written.
+            PolicyRefusal: the ledger cannot be written, or this member withdrew.
             OSError: the disk does not take the files.
             ValueError: the model cannot be sampled from.
         """
         histogram = await self._histogram(kept)
-        job, stopped, said = kept.model.job, threading.Event(), [0]
+        job, stopped, said, looked = kept.model.job, threading.Event(), [0], [time.monotonic()]
 
         def progress(made: int, count: int) -> None:
             if stopped.is_set():
                 raise MakingStopped
+            if time.monotonic() - looked[0] >= _LOOK_SECONDS:
+                self._withdrawals.check(job.name, job)
+                looked[0] = time.monotonic()
             # One line for each tenth: there may be 100,000 texts, generated one by one.
             if made == count or made - said[0] >= count / 10:
                 said[0] = made
@@ -358,16 +401,9 @@ class Releaser:
         event = histogram_event(order.histogram_std, len(job.labels), self._budget.adjacency)
         self._faults("histogram.charging")
         try:
-            number = await self._budget.writer.run(
-                self._budget.charge_beside,
-                event,
-                job,
-                round=kept.model.round,
-                version=kept.model.version,
-                mechanism=HISTOGRAM,
-            )
+            number = await self._budget.writer.run(self._charge, kept, event)
         except PolicyRefusal as refusal:
-            if refusal.reason in _FAILING:
+            if refusal.reason not in _UNPAID:
                 raise
             log.warning("histogram_not_paid", job=job.name, why=refusal.detail, labels="in equal parts")
             return None
@@ -378,6 +414,14 @@ class Releaser:
         )
         self._drawn[job.name, job.digest()] = histogram
         return await self._kept_histogram(histogram, job.name)
+
+    def _charge(self, kept: KeptModel, event: "PrivacyEvent") -> int:
+        """Charges the histogram. Runs in the ledger's thread, and nothing comes between its checks and the charge."""
+        model = kept.model
+        self._withdrawals.check(model.job.name, model.job)
+        return self._budget.charge_beside(
+            event, model.job, round=model.round, version=model.version, mechanism=HISTOGRAM
+        )
 
     async def _kept_histogram(self, histogram: NoisedHistogram, job: str) -> NoisedHistogram:
         await asyncio.to_thread(self._models.keep_histogram, job, histogram)
@@ -402,7 +446,9 @@ class Releaser:
         """Takes a corpus as far as its owner and the coordinator allow."""
         job = state.job
         if state.stage == "made":
-            if self._choice(folder, state) is None:
+            # A withdrawal is the only objection that does not wait for the owner's decision.
+            withdrew = self._withdrew(job, self._models.document(job)) is not None
+            if not withdrew and self._choice(folder, state) is None:
                 if job not in self._waiting:
                     self._waiting.add(job)
                     advice = (
@@ -416,6 +462,8 @@ class Releaser:
         if state.stage == "sending":
             state = await self._sent(folder, state, asker)
         if state.stage in ("vetoed", "withheld") and not state.told:
+            # Whatever the coordinator answers.
+            await self._forget_of(state)
             # Any answer that does not raise means that the coordinator was told.
             await asker.status(pb.CorpusRef(job=job, declined=True))
             state = await self._now(folder, state, told=True)
@@ -432,10 +480,16 @@ class Releaser:
         return "approve" if self._policy.corpora == "always" else decided
 
     def _objection(self, folder: CorpusFolder, state: CorpusState) -> tuple[Stage, str] | None:
-        """Why an approved file may not leave, or not continue: the stage that it moves to, and the reason."""
+        """Why a file may not leave, or not continue: the stage that it moves to, and the reason.
+
+        Raises:
+            PolicyRefusal: it must wait: the withdrawals cannot be read.
+        """
         if self._choice(folder, state) == "veto":
             return "vetoed", "" if self._policy.corpora != "never" else 'the policy has `corpora = "never"`'
         job = self._models.document(state.job)
+        if (why := self._withdrew(state.job, job)) is not None:
+            return "vetoed", why
         if job is None or job.digest() != state.job_document:
             # Without the document, the policy cannot be checked, so the file stays here.
             return "withheld", f"the document of the job is gone from {self._home / 'synthesis' / state.job}"
@@ -487,15 +541,22 @@ class Releaser:
                     objection = "vetoed", str(error)
             if objection is not None:
                 return await self._given_up(folder, state, *objection)
-        answer = await asker.upload(
-            data, statement, lambda: self._identity, lambda: self._choice(folder, state) != "veto"
-        )
+        answer = await asker.upload(data, statement, lambda: self._identity, lambda: self._may_go_on(folder, state))
         self._faults("corpus.sent")
         with folder.lock():
-            if answer is None or self._choice(folder, state) == "veto":
+            if (objection := self._objection(folder, state)) is not None:
                 # The coordinator may have the file, but drops it once it is told.
-                return await self._given_up(folder, state, "vetoed", "")
+                return await self._given_up(folder, state, *objection)
+            if answer is None:
+                raise NotNow("the upload was stopped by what no longer stands")
             return await self._answered(folder, state, answer)
+
+    def _may_go_on(self, folder: CorpusFolder, state: CorpusState) -> bool:
+        """Whether the next part of a file may leave."""
+        try:
+            return self._objection(folder, state) is None
+        except PolicyRefusal:
+            return False
 
     async def _answered(self, folder: CorpusFolder, state: CorpusState, answer: Answer) -> CorpusState:
         refused = answer.refused
