@@ -5,6 +5,8 @@
     state.json        the stage; written after both, so that a corpus without it is made again
     decision.json     what the owner decided about exactly this file
 
+A member has one corpus for a job, whichever of its data sets it comes from, and only a run of that one goes on with it.
+
 Two processes write here: `edge_client corpus` only the decision, the running client everything else. Either of them
 deletes the texts of a vetoed corpus at once. A process holds `lock` while it acts on what the other one writes. So a
 veto that was accepted is carried out, even for a file that is on its way.
@@ -71,6 +73,10 @@ class CorpusState(Document):
     """The content of state.json."""
 
     federation: Digest
+    # Id (hexadecimal) of the ledger that everything about it was and will be recorded in, and the member's own name for
+    # the data.
+    ledger: Short
+    data: Short
     job: Short
     job_document: Digest
     stage: Stage

@@ -12,6 +12,7 @@ Guarantees:
 - nothing leaves without consent to exactly these bytes (by the owner, or by a policy that gives it), nor without its
   receipt in the ledger's chain;
 - a veto, a withdrawal, or a policy that has become narrower, calls back a file that is on its way;
+- a corpus of another of the member's data sets is left to a run of that one;
 - of a job that the member withdrew from, nothing is asked, charged, made or sent, and model and texts are deleted. If
   the withdrawals cannot be read, nothing is done, and nothing deleted.
 
@@ -111,6 +112,8 @@ class Releaser:
         self._finished: set[str] = set()
         self._moved: set[str] = set()
         self._handled: set[str] = set()
+        # Jobs whose corpus is another data set's; each is logged once.
+        self._elsewhere: set[str] = set()
         # By job and document: histograms that are charged and drawn, until the disk takes them.
         self._drawn: dict[tuple[str, bytes], NoisedHistogram] = {}
         self._working = False
@@ -260,6 +263,14 @@ class Releaser:
             return refusal.detail
         return None
 
+    def _tell_elsewhere(self, folder: CorpusFolder, state: CorpusState) -> None:
+        """Says once that a corpus waits for a run of another data set: its receipts belong into that one's ledger."""
+        approved = folder.stage(state) == "sending" or self._choice(folder, state) == "approve"
+        if state.over or not approved or state.job in self._elsewhere:
+            return
+        self._elsewhere.add(state.job)
+        log.warning("corpus_elsewhere", job=state.job, do=f"send it with `edge_client run --data-name {state.data}`")
+
     async def _forget_withdrawn(self, folder: CorpusFolder) -> None:
         """Deletes what is left of a job that this member withdrew from, and of which no corpus was made."""
         await self._forget(folder.job)
@@ -288,6 +299,12 @@ class Releaser:
             state = None
         if state is not None and state.federation != self._identity.federation:
             return
+        if state is not None and state.ledger != self._budget.ledger.hex():
+            if kept is None or not state.over:
+                self._tell_elsewhere(folder, state)
+                return
+            # Nothing is left to do for the other data set's corpus, and the coordinator says whether it has that.
+            state = None
         if state is None:
             if self._withdrew(job, self._models.document(job)) is not None:
                 await self._forget_withdrawn(folder)
@@ -327,6 +344,8 @@ class Releaser:
             log.warning("corpus_withheld", job=job.name, why=detail)
         state = CorpusState(
             federation=self._identity.federation,
+            ledger=self._budget.ledger.hex(),
+            data=self._budget.data_name,
             job=job.name,
             job_document=job.digest(),
             stage="withheld" if made is None else "made",

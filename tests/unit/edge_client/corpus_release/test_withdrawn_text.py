@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 
+import grpc
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -300,9 +301,14 @@ def test_a_withdrawal_during_the_last_answer_takes_the_file_back(place):
 def test_the_model_goes_even_if_the_coordinator_is_never_told(place, scope):
     here = approved(place)
     ask(here, scope)
-    here.desk.finished = False
+
+    async def deaf(request, context):
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "why")
+
+    here.desk.CorpusStatus = deaf
     here.life()
-    assert (here.folder.state().stage, texts(here)) == ("vetoed", [])
+    state = here.folder.state()
+    assert (state.stage, state.told, texts(here)) == ("vetoed", False, [])
     assert not (here.home / "synthesis" / "stories").exists()
 
 
@@ -338,3 +344,17 @@ def test_an_upload_stops_while_withdrawals_cannot_be_read_and_goes_on_after(plac
     (here.home / "withdrawals" / "jobs" / "ward.json").unlink()
     here.life()
     assert outcomes(here) == ["sending", "received"]
+
+
+def test_a_file_stopped_by_what_is_mended_at_once_is_not_given_up(place, monkeypatch):
+    here = approved(place)
+    upload_slowly(here, monkeypatch, lambda: damage(here))
+
+    def mended(at):
+        if at == "corpus.sent":
+            (here.home / "withdrawals" / "jobs" / "ward.json").unlink()
+
+    with here.process(mended) as (_, releaser):
+        here.give(releaser)
+        assert releaser.busy, "it is tried again"
+    assert (here.desk.file, here.folder.state().stage, texts(here)) == (None, "sending", ["corpus.jsonl"])
