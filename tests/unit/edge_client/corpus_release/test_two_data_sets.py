@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from edge_client.cli import app
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.verification import verify
+from edge_client.withdrawal.folder import WithdrawalFolder
 from tests.support import party
 from tests.support.release_place import Killed, Place
 from tests.support.toy_jobs import DP_SGD, examples_of
@@ -111,3 +112,14 @@ def test_the_commands_name_the_data_set(tmp_path, identity):
     assert "`edge_client run --data-name other` sends" in corpus(here, "approve", "stories")
     here.life()
     assert here.folder.state().stage == "received"
+
+
+def test_a_released_file_of_the_other_data_set_is_no_leftover(tmp_path, identity):
+    """After a withdrawal, a run deletes texts without a state. This file has one, which is over."""
+    here = Place(tmp_path, identity, mechanism=DP_SGD | {"noise_multiplier": 3.0}, corpus={"texts": 40})
+    here.life(rounds=1)
+    here.decide("approve")
+    here.life()
+    WithdrawalFolder(here.home, identity.federation, identity.member).ask(identity, "stories")
+    on(here, "other").life()
+    assert here.folder.file.exists()
