@@ -88,8 +88,11 @@ def test_a_file_on_its_way_is_not_finished_on_another_ledger(place):
 def test_the_other_data_sets_model_waits_until_the_first_corpus_is_over(place):
     here = place
     made = here.folder.state()
-    on(here, "other").life(rounds=1)
+    with capture_logs() as logs:
+        on(here, "other").life(rounds=1)
     assert here.folder.state() == made
+    # Its owner has not decided, so no run has anything to send.
+    assert not any(line["event"] == "corpus_elsewhere" for line in logs)
     on(here, "data")
     here.decide("veto")
     here.life()
