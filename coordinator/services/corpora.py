@@ -176,18 +176,20 @@ class Corpora:
     async def wanted(self, job: str, member: str) -> CorpusProgress:
         """Returns whether the job wants a file from this member: complete, with its size, if one counts already.
 
-        A member that asks this starts over, so its last refusal is forgotten.
+        A member that asks this starts over, so its last refusal is forgotten. A file that would be refused, because the
+        member withdrew or has answered too often, is not wanted: the member pays for it before it sends a byte.
         """
         self._refusals.pop((job, member), None)
         try:
             with self._disk(job):
                 await self._ordered(job, member)
+                before = await self._database.run(lambda s: records.corpus_of(s, job, member))
+                if before is not None and before.digest is not None:
+                    return CorpusProgress(before.size, True)
+                await self._answerable(job, member)
         except _Refused as refusal:
             return refusal.receipt
-        before = await self._database.run(lambda s: records.corpus_of(s, job, member))
-        if before is None or before.digest is None:
-            return CorpusProgress()
-        return CorpusProgress(before.size, True)
+        return CorpusProgress()
 
     async def arrived(self, job: str, member: str, digest: bytes, size: int) -> CorpusProgress:
         """Returns how much of this file has arrived, or why it was refused."""

@@ -26,6 +26,7 @@ from edge_client.identity.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.identity.renewal import Renewer
 from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.ledger import LedgerError
+from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import witnesses_needed
 from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_key
@@ -544,7 +545,17 @@ async def _run(
             tuple(member.policy.witnesses.values()),
             wants_signatures=witnesses_needed(member.policy) > 0,
         ),
-        releaser=Releaser(member.home, member.identity, member.policy, budget, member.examples, environment.random),
+        releaser=Releaser(
+            member.home,
+            member.identity,
+            member.policy,
+            budget,
+            member.examples,
+            environment.random,
+            desk=desk,
+            jobs=options.jobs,
+            conditions=functools.partial(read_conditions, member.device),
+        ),
     )
     log.info("runtime", runtime=member.runtime, device=member.device)
     task = asyncio.ensure_future(agent.run())

@@ -28,7 +28,7 @@ Job = Annotated[str, typer.Argument(help="The job's name.")]
 # How each stage reads to the owner.
 _STAGES = {
     "made": "waits for your decision",
-    "approved": "approved; `edge_client run` sends it when it next runs",
+    "approved": "approved; `{run}` sends it when it next runs",
     "sending": "being sent",
     "received": "released; the coordinator has it",
     "refused": "refused by the coordinator",
@@ -51,7 +51,10 @@ def list_(home: Home = None, as_json: Json = False) -> None:
             continue
         size = "" if state.made is None else f", {state.made.rows} texts, {state.made.bytes:,} bytes"
         typer.echo(
-            printable(f"{each.job}: {_STAGES[_stage(each, state)]}{size}{f' ({state.detail})' if state.detail else ''}")
+            printable(
+                f"{each.job}: {_said(each, state)}{size}, from the data set {state.data}"
+                f"{f' ({state.detail})' if state.detail else ''}"
+            )
         )
     if not found and not (as_json or json_requested()):
         typer.echo(f"{folder} holds no corpus: no job that orders synthetic text is finished.")
@@ -82,11 +85,12 @@ def show(
     if as_json or json_requested():
         print_json({**summary, "texts": texts})
         return
-    typer.echo(printable(f"{job}: {_STAGES[_stage(folder, state)]}{f' ({state.detail})' if state.detail else ''}"))
+    typer.echo(printable(f"{job}: {_said(folder, state)}{f' ({state.detail})' if state.detail else ''}"))
     if statement is None:
         return
     typer.echo(f"  file     {folder.file}")
     typer.echo(f"           {statement.rows} texts, {statement.bytes:,} bytes, SHA-256 {statement.corpus.hex()}")
+    typer.echo(printable(f"  made of  data set {state.data}, and sent by `{_run_of(state)}`"))
     typer.echo(f"  promise  {_promise(statement)}")
     typer.echo(f"  model    as this member trained it in round {statement.round}, under {statement.mechanism}")
     labels = ", ".join(f"{each.label} {each.rows}" for each in statement.labels)
@@ -132,9 +136,9 @@ def _decide(home: Path | None, job: str, choice: "Choice", as_json: bool) -> Non
     if as_json or json_requested():
         print_json(_summary(folder, state))
     elif choice == "approve":
-        typer.echo(f"Approved: `edge_client run` sends the corpus of {job}, at once if it is running.")
+        typer.echo(f"Approved: `{_run_of(state)}` sends the corpus of {job}, at once if it is running.")
     else:
-        typer.echo(f"Vetoed: the texts are deleted; `edge_client run` tells the coordinator that {job} gets none.")
+        typer.echo(f"Vetoed: the texts are deleted; `{_run_of(state)}` tells the coordinator that {job} gets none.")
 
 
 def _found(home: Path | None, job: str) -> "tuple[CorpusFolder, CorpusState]":
@@ -155,6 +159,15 @@ def _found(home: Path | None, job: str) -> "tuple[CorpusFolder, CorpusState]":
     return corpus, state
 
 
+def _run_of(state: "CorpusState") -> str:
+    """The command that goes on with a corpus: only a run of the data set that it was made from does."""
+    return "edge_client run" if state.data == "data" else f"edge_client run --data-name {state.data}"
+
+
+def _said(folder: "CorpusFolder", state: "CorpusState") -> str:
+    return _STAGES[_stage(folder, state)].format(run=_run_of(state))
+
+
 def _stage(folder: "CorpusFolder", state: "CorpusState") -> str:
     stage = folder.stage(state)
     return "approved" if stage == "made" and folder.decision(state) == "approve" else stage
@@ -164,6 +177,7 @@ def _summary(folder: "CorpusFolder", state: "CorpusState") -> dict[str, Any]:
     made = state.made
     return {
         "job": state.job,
+        "data": state.data,
         "stage": _stage(folder, state),
         "told": state.told,
         "detail": state.detail,

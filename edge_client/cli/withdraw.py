@@ -74,8 +74,9 @@ def withdraw(
         else:
             _confirm(job, yes)
             asked = [folder.ask(identity, job)]
-            _veto(identity.home, job, as_json)
             _forget(identity.home, job)
+        if not dry_run:
+            _forget_texts(identity.home, folder, as_json)
     except WithdrawalsUnreadable as error:
         fail(str(error), ExitCode.USAGE)
     except OSError as error:
@@ -201,21 +202,43 @@ def _confirm(job: str | None, yes: bool) -> None:
         fail("nothing was withdrawn", ExitCode.REFUSED)
 
 
-def _veto(home: Path, job: str | None, as_json: bool) -> None:
-    """Withholds synthetic text that has not been received yet."""
+def _forget_texts(home: Path, folder: "WithdrawalFolder", as_json: bool) -> None:
+    """Deletes the synthetic text of every job that this member withdrew from, and the models that it is made from."""
     from edge_client.corpus_release.folder import CorpusUnusable, corpora
+    from edge_client.corpus_release.models import forget_model, job_of_model, jobs_with_models
+    from edge_client.policy.policy import PolicyRefusal
+    from tacit.reason import Reason
 
+    def withdrew(job: str) -> bool:
+        try:
+            folder.check(job, job_of_model(home, job))
+        except PolicyRefusal as refusal:
+            # Any other refusal deletes nothing.
+            return refusal.reason == Reason.REASON_MEMBER_WITHDREW
+        return False
+
+    # Its document, which says what a job starts from, goes last, with the model.
     for each in corpora(home):
-        state = each.state()
-        if state is None or job not in (None, each.job):
+        if not withdrew(each.job):
             continue
         try:
-            if each.stage(state) in ("made", "sending"):
+            state = each.state()
+            if state is None:
+                # A process was killed before it could write the state.
+                each.forget()
+            elif each.stage(state) in ("made", "sending"):
                 each.decide(state, "veto")
                 if not as_json:
                     typer.echo(printable(f"The synthetic text that was made for {each.job} is deleted."))
         except (CorpusUnusable, OSError) as error:
             typer.echo(printable(f"error: {error}; withhold it with `edge_client corpus veto {each.job}`"), err=True)
+    for job in jobs_with_models(home):
+        if not withdrew(job):
+            continue
+        try:
+            forget_model(home, job)
+        except OSError as error:
+            typer.echo(printable(f"error: {error.filename} cannot be deleted ({error.strerror}); delete it"), err=True)
 
 
 def _forget(home: Path, job: str | None) -> None:

@@ -5,6 +5,8 @@
     state.json        the stage; written after both, so that a corpus without it is made again
     decision.json     what the owner decided about exactly this file
 
+A member has one corpus for a job, whichever of its data sets it comes from, and only a run of that one goes on with it.
+
 Two processes write here: `edge_client corpus` only the decision, the running client everything else. Either of them
 deletes the texts of a vetoed corpus at once. A process holds `lock` while it acts on what the other one writes. So a
 veto that was accepted is carried out, even for a file that is on its way.
@@ -20,6 +22,9 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
+from edge_client.corpus_release.models import job_of_model
+from edge_client.policy.policy import PolicyRefusal
+from edge_client.withdrawal.folder import WithdrawalFolder
 from tacit.corpus import CorpusStatement
 from tacit.documents import Digest, Document, DocumentInvalid, Part, Short
 from toolkit.durable import Faults, durable_file, no_faults, sync_folder
@@ -37,8 +42,8 @@ __all__ = [
 ]
 
 # made: waits for its owner. sending: its first byte may have left. received, refused: the coordinator's answer. vetoed:
-# its owner vetoed it, and the texts are deleted. withheld: the policy no longer allows it or no text came, so the texts
-# are deleted or were never made.
+# its owner vetoed it or withdrew from the job, and the texts are deleted. withheld: the policy no longer allows it or
+# no text came, so the texts are deleted or were never made.
 Stage = Literal["made", "sending", "received", "refused", "vetoed", "withheld"]
 Choice = Literal["approve", "veto"]
 
@@ -68,6 +73,10 @@ class CorpusState(Document):
     """The content of state.json."""
 
     federation: Digest
+    # Id (hexadecimal) of the ledger that everything about it was and will be recorded in, and the member's own name for
+    # the data.
+    ledger: Short
+    data: Short
     job: Short
     job_document: Digest
     stage: Stage
@@ -75,7 +84,7 @@ class CorpusState(Document):
     made: CorpusFile | None
     # Whether the coordinator was told that no file will come.
     told: bool = False
-    # Why the coordinator refused, or why there is no file.
+    # Why the coordinator refused, or why there is no file now.
     detail: str = Field(default="", max_length=2000)
 
     @property
@@ -99,6 +108,7 @@ class CorpusFolder:
     def __init__(self, home: Path, job: str, faults: Faults = no_faults) -> None:
         self.job = job
         self.path = home / "corpora" / job
+        self._home = home
         self._faults = faults
 
     @property
@@ -223,12 +233,19 @@ class CorpusFolder:
         if stage != "made" and (stage, choice) != ("sending", "veto"):
             raise CorpusUnusable(f"the corpus of {self.job} is {_TOO_LATE[stage]}")
         if choice == "approve":
-            self.statement(state)
+            self._check_not_withdrawn(state, self.statement(state).member)
             self.texts(state)
         decision = Decision(corpus=state.made.corpus, choice=choice, at_ms=time.time_ns() // 1_000_000)
         durable_file(self.path / "decision.json", decision.canonical(), "decision", self._faults)
         if choice == "veto":
             self.forget()
+
+    def _check_not_withdrawn(self, state: CorpusState, member: str) -> None:
+        withdrawals = WithdrawalFolder(self._home, state.federation, member)
+        try:
+            withdrawals.check(self.job, job_of_model(self._home, self.job))
+        except PolicyRefusal as refusal:
+            raise CorpusUnusable(f"{refusal.detail}, so its text does not leave; {self._again()}") from refusal
 
     def forget(self) -> None:
         """Deletes the texts and their statement from the disk. The state stays.

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["KeptModel", "LastModels", "NoisedHistogram", "TrainedModel"]
+__all__ = [
+    "KeptModel",
+    "LastModels",
+    "NoisedHistogram",
+    "TrainedModel",
+    "forget_model",
+    "job_of_model",
+    "jobs_with_models",
+]
 
 log = structlog.get_logger("edge_client")
 
@@ -68,6 +76,30 @@ class NoisedHistogram(Document):
     ledger: Short
     reservation: int
     counts: Annotated[tuple[int, ...], AtMost(MAX_LABELS)]
+
+
+def jobs_with_models(home: Path) -> Iterator[str]:
+    """Yields the names of jobs of which HOME/synthesis holds anything."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from sorted(path.name for path in (home / "synthesis").iterdir() if path.is_dir())
+
+
+def job_of_model(home: Path, job: str) -> JobDocument | None:
+    """The document of a job with a stored model. None: there is none, or it cannot be read."""
+    try:
+        return JobDocument.from_file(home / "synthesis" / job / "job.json", what="job.json")
+    except (OSError, DocumentInvalid):
+        return None
+
+
+def forget_model(home: Path, job: str) -> None:
+    """Deletes what HOME/synthesis holds of a job, whichever federation and ledger it belongs to.
+
+    Raises:
+        OSError: something cannot be deleted.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(home / "synthesis" / job)
 
 
 class LastModels:
@@ -124,10 +156,7 @@ class LastModels:
 
     def document(self, job: str) -> JobDocument | None:
         """The stored document of a job. None: there is none, or it cannot be read."""
-        try:
-            return JobDocument.from_file(self._root / job / "job.json", what="job.json")
-        except (OSError, DocumentInvalid):
-            return None
+        return job_of_model(self._root.parent, job)
 
     def load(self, job: str, paid: Paid) -> KeptModel | None:
         """Loads the model that may be sampled from.

@@ -80,6 +80,10 @@ class Answer:
         return cls(receipt.complete, receipt.received, None, receipt.detail)
 
 
+async def _always() -> bool:
+    return True
+
+
 class _Turn:
     """Counts one job's tries in a row without progress."""
 
@@ -138,7 +142,7 @@ class Asker:
         data: bytes,
         statement: CorpusStatement,
         identity: Callable[[], MemberIdentity],
-        wanted: Callable[[], bool] = lambda: True,
+        wanted: Callable[[], Awaitable[bool]] = _always,
     ) -> Answer | None:
         """Sends a file until the coordinator has all of it, or does not want it.
 
@@ -161,7 +165,7 @@ class Asker:
         # Signed once, not for each call: a resumed upload must be the one that was started.
         signature = await asyncio.to_thread(signer.sign, signed_bytes(statement))
         furthest = -1
-        while wanted():
+        while await wanted():
             answer = await self._status(ref, turn)
             if answer.complete or answer.refused is not None:
                 return answer
@@ -184,7 +188,7 @@ class Asker:
                 receipt: pb.CorpusReceipt = await stub.UploadCorpus(parts, timeout=seconds)
                 return receipt
 
-            if not wanted():
+            if not await wanted():
                 break
             began = self._pace.clock()
             receipt = await self._tried(send, turn)
@@ -239,10 +243,10 @@ class Asker:
 
 
 async def _parts(
-    header: pb.CorpusHeader, data: bytes, until: int, wanted: Callable[[], bool]
+    header: pb.CorpusHeader, data: bytes, until: int, wanted: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[pb.CorpusUpload]:
     yield pb.CorpusUpload(header=header)
     for at in range(header.offset, until, CORPUS_CHUNK):
-        if not wanted():
+        if not await wanted():
             return
         yield pb.CorpusUpload(data=data[at : min(at + CORPUS_CHUNK, until)])

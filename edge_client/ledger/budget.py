@@ -621,6 +621,11 @@ class Budget:
         """The ledger's id, 16 bytes."""
         return self._ledger.id
 
+    @property
+    def data_name(self) -> str:
+        """The member's own name for the data."""
+        return self._ledger.name
+
     def paid(self, reservation: int, job: str, document: bytes, mechanism: str) -> bool:
         """Whether the ledger holds this reservation, charged, for this job (SHA-256 of its document) and mechanism."""
         try:

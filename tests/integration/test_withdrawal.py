@@ -18,12 +18,40 @@ from tacit.v1 import federation_pb2, federation_pb2_grpc
 from tacit.v1 import operator_pb2 as pb
 from tacit.withdrawal import WithdrawalRequest, check_request
 from tests.support.places import ROOT
-from tests.support.processes import command, running_federation, succeed
+from tests.support.processes import EXAMPLES, command, running_federation, succeed
 from toolkit.console import ExitCode
 
 OTHERS = {"east", "south", "west"}
 POLICY = 'schema = 1\nepsilon = 1000.0\nmechanisms = ["none", "gaussian-update"]\n'
 NOISY = '[mechanism]\nname = "gaussian-update"\nnoise_multiplier = 2.0\nclip = 0.01\nlot = 32\nsampling = "poisson"\n'
+# A job whose members make text at its end.
+STORIES = """
+schema = 1
+name = "stories"
+labels = {labels}
+[vocabulary]
+kind = "words"
+file = {words}
+[model]
+architecture = "rvae"
+words = 300
+hidden = 16
+max_tokens = 12
+[mechanism]
+name = "dp-sgd"
+noise_multiplier = 2.0
+lot = 16
+steps = 2
+[rounds]
+count = 6
+min_members = 3
+[rounds.deadlines]
+training = 60
+reconnect = 2
+[corpus]
+texts = 20
+histogram_std = 16.0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +215,43 @@ def test_a_member_withdraws_while_the_coordinator_is_down_and_a_job_starts_anew_
     assert followers == {"desk": ["desk-r1"], "desk-r1": ["desk-r2"], "desk-r2": []}
     nobody = command("coordinator", "member", "withdraw", "nobody", "--dir", town.dir, "--yes")
     assert (nobody.returncode, "no member named nobody" in nobody.stderr) == (ExitCode.NOT_FOUND, True)
+
+
+def test_a_member_that_withdraws_between_two_rounds_makes_no_text(tmp_path):
+    """The coordinator is down when it withdraws, so that nobody but the home keeps it."""
+    with running_federation(tmp_path) as federation:
+        federation.enrol("north", *OTHERS, policy='schema = 1\ncorpora = "always"\n')
+        running = {name: federation.start(name) for name in ("north", *OTHERS)}
+        for member in running.values():
+            member.wait_for("connected")
+        labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
+        spec = tmp_path / "stories.toml"
+        spec.write_text(STORIES.format(labels=json.dumps(labels), words=json.dumps(str(EXAMPLES / "words.txt"))))
+        federation.create(spec)
+        running["north"].wait_for("attempt_ended", outcome="published")
+        federation.operator("job", "pause", "stories")
+        federation.coordinator.kill()
+        home = federation.home("north")
+        charged = releases(home)
+        assert (home / "synthesis" / "stories" / "model.safetensors").exists()
+        code, _ = withdraw(federation, "stories", "--yes")
+        assert code == ExitCode.UNREACHABLE
+        assert not (home / "synthesis" / "stories").exists()
+        federation.serve()
+        running["north"].wait_for("withdrawal_taken", scope="stories")
+        federation.operator("job", "resume", "stories")
+        federation.finished("stories")
+        for name in OTHERS:
+            running[name].wait_for("corpus_sent")
+        # A start asks about everything that is left over, and there is nothing.
+        running["north"].kill()
+        federation.start("north").wait_for("connected")
+        given = json.loads(federation.operator("job", "corpora", "stories", "--json"))["members"]
+        assert {each["member"] for each in given if each["answer"] == "given"} == OTHERS
+        assert releases(home) == charged
+        assert not list((home / "corpora").glob("*"))
+
+
+def releases(home):
+    (shown,) = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))["jobs"]
+    return shown["releases"]

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc.aio
 
@@ -17,6 +17,7 @@ from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
 from learning.text.data import Example
 from tacit.attempt import AttemptId
+from tacit.job import EarlierVersion
 from tacit.messages import Assignment
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
@@ -149,6 +150,9 @@ class Place:
         self.desk = Desk(self)
         self.random = Seeded("giving")
         self.rounds = 0
+        # The member's name for the data, and what else the releaser is given.
+        self.data = "data"
+        self.given = {}
 
     @property
     def job(self):
@@ -162,11 +166,10 @@ class Place:
     def process(self, faults=no_faults):
         """Starts a client: yields its budget and its releaser."""
         texts = [each.text for each in self.examples]
-        with open_budget(self.home, self.identity, self.policy, texts) as budget:
-            yield (
-                budget,
-                Releaser(self.home, self.identity, self.policy, budget, self.examples, self.random, faults=faults),
-            )
+        with open_budget(self.home, self.identity, self.policy, texts, name=self.data) as budget:
+            given = {key: value(budget) for key, value in self.given.items()}
+            mine = (self.home, self.identity, self.policy, budget, self.examples, self.random)
+            yield budget, Releaser(*mine, faults=faults, **given)
 
     def round(self, budget, releaser, *, charge=True):
         """The agent's part of a round that matters here: trains, charges and keeps the model."""
@@ -229,11 +232,18 @@ class Place:
 
     def histograms(self):
         """The number of histograms charged to the ledger."""
-        found = verify(ledger_path(self.home, "data"), self.home / "receipts")
+        found = verify(ledger_path(self.home, self.data), self.home / "receipts")
         assert found.sound, found.problems
         return sum(
             each.purpose.mechanism == "label-histogram" and each.charged for each in found.state.reservations.values()
         )
+
+    def starts_from(self, job):
+        """Makes the job one that starts from a version of another."""
+        document = self.bundle.document.model_copy(
+            update={"earlier": EarlierVersion(job=job, number=1, document=bytes(32))}
+        )
+        self.bundle = replace(self.bundle, document=document)
 
     def other_data(self):
         """Replaces the member's data with other texts on the same machine."""

@@ -909,7 +909,23 @@ async def test_a_member_has_a_maximum_number_of_answers(house):
     for _ in range(2):
         assert (await north.status(declined=True)).reason == WANTED
     refused(await north.give(job, FILE), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
+    refused(await north.status(), NOT_WANTED, f"north has answered {MAX_ANSWERS} times")
     assert len(await house.rows()) == MAX_ANSWERS + 2
+
+
+@housed
+async def test_a_file_is_not_wanted_from_a_member_that_withdrew(house):
+    """Otherwise an honest member would charge its labels for a file that is refused."""
+    job = await house.job()
+    members = {name: house.member(name) for name in ("north", "south", "east")}
+    for member in members.values():
+        assert (await member.status()).reason == WANTED
+    for name, scope in (("north", job.name), ("south", None)):
+        await house.database.run(lambda s, name=name, scope=scope: records.withdraw(s, name, scope, 5, by="op"))
+        refused(await members[name].status(), NOT_WANTED, f"{name} withdrew from job questions")
+        # It may still say that it gives none.
+        assert (await members[name].status(declined=True)).reason == WANTED
+    assert (await members["east"].status()).reason == WANTED
 
 
 # ---- failing storage

@@ -139,6 +139,8 @@ def test_a_job_in_trouble_does_not_delay_another(approved):
     other.write_state(
         CorpusState(
             federation=approved.identity.federation,
+            ledger=approved.folder.state().ledger,
+            data="data",
             job="verses",
             job_document=bytes(32),
             stage="vetoed",

@@ -401,7 +401,7 @@ def test_a_later_job_of_the_same_name_keeps_its_model(place):
     before = here.folder.state()
     here.folder.write_state(before.model_copy(update={"job_document": bytes(32)}))
     with here.process() as (_, releaser):
-        releaser._waiting.add("stories")
+        releaser._waiting["stories"] = "owner"
         releaser.connected = releaser._woken.set
         here.give(releaser)
     assert here.folder.state().told
