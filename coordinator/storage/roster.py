@@ -16,7 +16,17 @@ from coordinator.storage.models import RosterCosignatureRow, RosterLogRow
 from tacit.identity import Role
 from tacit.roster import Cosignature, Entry, Kind
 
-__all__ = ["LogContradicts", "adopted", "append", "bring_back", "cosignatures", "cosigned", "entries", "revoked"]
+__all__ = [
+    "LogContradicts",
+    "adopted",
+    "append",
+    "bring_back",
+    "cosignatures",
+    "cosigned",
+    "entries",
+    "number_of",
+    "revoked",
+]
 
 
 def append(s: Session, certificate: bytes, key: bytes, name: str, role: Role, kind: Kind, now_ms: int) -> str:
@@ -57,6 +67,17 @@ def revoked(s: Session, certificate: bytes, name: str, now_ms: int) -> str:
     """Adds the entry of a revocation. The key is that of the certificate's own entry. Returns as `append` does."""
     known = s.scalars(select(RosterLogRow).where(RosterLogRow.certificate == certificate).limit(1)).one()
     return append(s, certificate, known.key, name, Role(known.role), Kind.REVOKED, now_ms)
+
+
+def number_of(s: Session, certificate: bytes, name: str) -> int | None:
+    """Returns the number of the entry that issued or renewed a certificate to this name, from 1 on; None without one.
+
+    Args:
+        certificate: SHA-256 of the certificate, 32 bytes.
+        name: the holder's name.
+    """
+    query = select(RosterLogRow.id).where(RosterLogRow.certificate == certificate, RosterLogRow.name == name)
+    return s.scalars(query.where(RosterLogRow.kind != Kind.REVOKED.value).order_by(RosterLogRow.id).limit(1)).first()
 
 
 def adopted(s: Session, certificate: bytes, key: bytes, name: str, now_ms: int) -> str | None:
