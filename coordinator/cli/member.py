@@ -184,7 +184,10 @@ def import_log(
     from coordinator.authority import read_authorities
     from coordinator.storage.import_log import LogContradicts, bring_back
     from tacit.roster_copy import CopyInvalid, read_copy
+    from toolkit.logs import configure
 
+    # The head of the journal after a revocation goes to the log, and standard output holds only the answer.
+    configure("console", "warning")
     with on_machine(folder) as machine:
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
         try:

@@ -198,6 +198,32 @@ def test_a_log_that_was_rolled_back_or_altered_is_refused_and_can_be_brought_bac
     assert witness(federation).returncode == 0
 
 
+def test_a_member_that_was_revoked_since_the_backup_is_revoked_by_the_imported_log(tmp_path):
+    """The database is an older one, in which south is enrolled. A member's copy of the log knows better."""
+    with running_federation(tmp_path, *NAMES) as federation:
+        federation.coordinator.stop()
+        shutil.copy(federation.dir / "tacit.db", tmp_path / "backup.db")
+        federation.serve()
+        federation.operator("member", "revoke", "south", "--yes")
+        export = tmp_path / "known.jsonl"
+        assert members(federation, "north", "--export", str(export))[1] == 0
+        federation.coordinator.stop()
+        shutil.copy(tmp_path / "backup.db", federation.dir / "tacit.db")
+        done = json.loads(federation.operator("member", "import-log", export, "--json"))
+        assert done == {"added": 1, "entries": 4, "revoked": ["south"]}
+        federation.serve()
+        found = json.loads(federation.operator("member", "list", "--json"))["members"]
+        assert {each["name"]: each["status"] for each in found} == {
+            "north": "enrolled",
+            "east": "enrolled",
+            "south": "revoked",
+        }
+        assert command("edge_client", "renew", "--home", federation.home("south")).returncode != 0
+        assert members(federation, "north")[1] == 0
+        audit = json.loads(federation.operator("audit", "verify", "--json"))
+        assert audit["roster_log"]["entries"] == 4
+
+
 def test_a_certificate_behind_the_logs_back_is_refused_by_every_honest_member(tmp_path):
     """The coordinator has a member whose certificate is in no log. Members that do not look take it for one of them."""
     with running_federation(tmp_path, *NAMES, "ghost") as federation:
