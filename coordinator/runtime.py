@@ -17,6 +17,7 @@ import structlog
 from cryptography import x509
 
 from coordinator.domain.jobs import JobStatus, LiveJob
+from coordinator.domain.witnessed import Witnessed
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.rounds.counts import Count
@@ -119,6 +120,7 @@ class Runtime:
             verify=self._verify,
             key_of=self._key_of,
             log_head=lambda: None if self.roster is None else self.roster.head(),
+            witnessed=lambda: Witnessed() if self.roster is None else self.roster.witnessed(),
         )
         ports = Ports(
             database=self.database,
@@ -270,6 +272,11 @@ class Runtime:
             # Stop waiting for its answer, as if the member had refused to continue.
             if isinstance(driver.state.phase, Aggregating) and member in driver.state.phase.cohort:
                 driver.post(ev.Answered(member, AttemptMessage(driver.state.phase.attempt, refusal)))
+
+    def cosigned(self) -> None:
+        """Lets jobs go on that waited for the witnesses of the roster log."""
+        for driver in self.drivers.values():
+            driver.post(ev.Cosigned())
 
     async def withdrawn(self, member: str) -> None:
         """Lets every job that a member has withdrawn from go on without it; see `Live`."""

@@ -143,7 +143,7 @@ async def start(
     database = await _own_database(folder, config, metrics, stack, new_database, held, book.authorities)
     store = await _own(store or await _opened(config, folder, stack), database, stack, store_taken)
     runtime = _runtime(folder, database, store, metrics, anchors, await _spans(config, federation, stack), held)
-    runtime.roster = await _roster_log(folder, config, anchors, database)
+    runtime.roster = await _roster_log(folder, config, anchors, database, runtime.cosigned)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
@@ -279,7 +279,11 @@ async def _own(
 
 
 async def _roster_log(
-    folder: CoordinatorFolder, config: CoordinatorConfig, anchors: Anchors, database: Database
+    folder: CoordinatorFolder,
+    config: CoordinatorConfig,
+    anchors: Anchors,
+    database: Database,
+    told: Callable[[], None],
 ) -> RosterLog:
     log = RosterLog(
         database,
@@ -287,6 +291,7 @@ async def _roster_log(
         lambda: server_identity(folder),
         trust=lambda: anchors.history,
         witnesses=config.witnesses,
+        told=told,
     )
     await log.refresh()
     return log

@@ -176,26 +176,31 @@ def import_log(
 ) -> None:
     """Bring back entries of the roster log that this database lost, after an older backup was restored.
 
-    Type it on the coordinator's machine, before members connect. The file must hold a head that this federation's
-    server signed, and begin with the entries that are here.
+    Members that the log revokes are revoked. Type it on the coordinator's machine, before members connect. The file
+    must hold a head that this federation's server signed, and begin with the entries that are here.
     """
     from datetime import UTC, datetime
 
     from coordinator.authority import read_authorities
-    from coordinator.storage.roster import LogContradicts, bring_back
+    from coordinator.storage.import_log import LogContradicts, bring_back
     from tacit.roster_copy import CopyInvalid, read_copy
+    from toolkit.logs import configure
 
+    # The head of the journal after a revocation goes to the log, and standard output holds only the answer.
+    configure("console", "warning")
     with on_machine(folder) as machine:
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
         try:
             copy = read_copy(file, read_authorities(machine.folder).federation)
-            count = machine.database.run_now(lambda s: bring_back(s, copy.entries, now_ms, by=os_user()))
+            done = machine.database.run_now(lambda s: bring_back(s, copy.entries, now_ms, by=os_user()))
         except (CopyInvalid, LogContradicts) as error:
             fail(str(error), ExitCode.FAILED)
     if as_json:
-        print_json({"added": count, "entries": len(copy.entries)})
+        print_json({"added": done.entries, "entries": len(copy.entries), "revoked": list(done.revoked)})
     else:
-        typer.echo(f"{count} entries were brought back; the roster log has {len(copy.entries)}.")
+        if done.revoked:
+            typer.echo(f"Revoked, because the log says so: {', '.join(done.revoked)}.")
+        typer.echo(f"{done.entries} entries were brought back; the roster log has {len(copy.entries)}.")
         typer.echo("Compare `coordinator member list` with `edge_client members`, and invite those that are missing.")
 
 

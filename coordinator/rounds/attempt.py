@@ -1,4 +1,10 @@
-"""Opens an attempt over a cohort, takes answers and vectors, and drops members."""
+"""Opens an attempt over a cohort, takes answers and vectors, and drops members.
+
+A member's keys are taken only under a certificate that the others will find in the roster log of this attempt, with the
+signatures of the witnesses that they may have pinned. Under any other, each of them would refuse the whole roster, so
+one member that renews at the right moment would stop them all. The others check the roster themselves; this protects
+the attempt, not them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -56,7 +62,17 @@ def open_attempt(step: Step, ready: tuple[str, ...]) -> None:
     )
     opening = protocol.open_attempt(context, cohort, parameters.verify, key_of=parameters.key_of)
     outbox = {member: AttemptOpened(context, head) for member in cohort}
-    step.state = replace(state, phase=Aggregating(attempt, cohort, opening, step.now_ms, outbox))
+    phase = Aggregating(
+        attempt,
+        cohort,
+        opening,
+        step.now_ms,
+        outbox,
+        logged=None if head is None else head.head.size,
+        # Fixed now: members ask for the signatures as soon as they hear of the attempt.
+        witnessed=parameters.witnessed().entries,
+    )
+    step.state = replace(state, phase=phase)
     approved = tuple(name for name in cohort if state.members[name].approvals)
     step.do(fx.Persist((fx.OpenAttempt(attempt, cohort, approved),)))
     step.do(counts.AttemptOpened(cohort=len(cohort), attempt=attempt))
@@ -78,6 +94,9 @@ def answered(step: Step, event: ev.Answered) -> None:
         silent(step, event.member)
         drop(step, event.member, payload.reason, payload.detail)
         return
+    if isinstance(payload, secure_agg.Advertisement) and (unseated := _unseated(phase, event.entry)) is not None:
+        drop(step, event.member, *unseated)
+        return
     verdict = phase.protocol.receive(event.member, payload)
     if isinstance(verdict, secure_agg.Dropped) and isinstance(payload, secure_agg.Opening):
         # An opening that proves nothing is none.
@@ -87,6 +106,22 @@ def answered(step: Step, event: ev.Answered) -> None:
     if isinstance(payload, secure_agg.Complaints | secure_agg.Opening) and verdict is not phase.protocol:
         after_complaint(step, phase)
         _drop_stranded(step)
+
+
+def _unseated(phase: Aggregating, entry: int | None) -> tuple[Reason, str] | None:
+    """Returns why the others would refuse a roster with the certificate of this entry; None if they would not.
+
+    It is nobody's fault: a renewal may have fallen between the opening and the member's answer.
+    """
+    if phase.logged is None:
+        return None
+    if entry is None or entry > phase.logged:
+        detail = f"its certificate is not among the {phase.logged} entries of this attempt's roster log, or was revoked"
+        return Reason.REASON_LOG_CERTIFICATE_UNKNOWN, detail
+    if phase.witnessed is not None and entry > phase.witnessed:
+        detail = f"its certificate is entry {entry} of the roster log, and the witnesses have signed {phase.witnessed}"
+        return Reason.REASON_POLICY_WITNESSES, f"{detail}; it takes part again once they have signed that one"
+    return None
 
 
 def _tell_stale(step: Step, member: str, attempt: AttemptId) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "ComputeFailed",
     "Computed",
     "Connected",
+    "Cosigned",
     "Declined",
     "Disconnected",
     "Event",
@@ -81,10 +82,21 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A message for an attempt arrived."""
+    """A message for an attempt arrived.
+
+    Args:
+        entry: Of an advertisement: the number of its certificate's entry in the roster log, from 1 on. None: the log
+            has none that stands. 0: there is no log.
+    """
 
     member: str
     message: AttemptMessage[MemberPayload]
+    entry: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cosigned:
+    """The witnesses have signed entries of the roster log that nobody had signed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +178,7 @@ Event = (
     | Answered
     | Uploaded
     | Misbehaved
+    | Cosigned
     | TimerFired
     | Computed
     | ComputeFailed

@@ -71,6 +71,9 @@ def transition(state: JobState, event: ev.Event, now_ms: int) -> tuple[JobState,
             answered(step, event)
         case ev.Uploaded():
             uploaded(step, event)
+        case ev.Cosigned():
+            if isinstance(state.phase, TrainingWindow):
+                consider_opening(step)
         case ev.Misbehaved():
             drop(step, event.member, Reason.REASON_MESSAGE_MALFORMED, event.detail, fault=True)
         case ev.TimerFired():

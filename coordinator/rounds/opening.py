@@ -2,6 +2,10 @@
 
 Members without a missed deadline come first in a cohort, and the job waits for them first.
 
+A member whose newest certificate the witnesses of the roster log have not signed yet sits out, and the job does not
+wait for it. Members that pin a witness would refuse a roster with that certificate. Witnesses look every minute, and
+`Cosigned` says when they have.
+
 Without noise, a member confirms one sum of a version. So if the survivors of a failed attempt were given out, the next
 attempt opens with exactly those survivors, or with members that were in no such list. If a window closes with too few
 of either, it opens with all ready members; a member whose policy forbids that refuses.
@@ -37,7 +41,8 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
         and len(state.phase.ready_order) < rounds.min_members
     ):
         return
-    everyone = _ready_now(state)
+    here = _seatable(state)
+    everyone = tuple(name for name in _ready_now(state) if name in here)
     if again := _confirmed_and_ready(state, everyone):
         open_attempt(step, again)
         return
@@ -47,13 +52,13 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
         ready = everyone
     # The sort is stable: first come, first served among members with equally many missed deadlines.
     ready = tuple(sorted(ready, key=lambda name: state.members[name].missed_deadlines))
-    enough = _target_is_ready(state, ready) or (
-        len(ready) >= rounds.min_members and (window_closed or _everyone(state, everyone))
+    enough = _target_is_ready(state, ready, here) or (
+        len(ready) >= rounds.min_members and (window_closed or (len(everyone) == len(here) and not state.awaited))
     )
     most = largest_cohort(state.parameters.job, min(len(ready), rounds.target_members)) if enough else 0
     if most:
         if window_closed:
-            _note_missed_window(step, everyone)
+            _note_missed_window(step, _ready_now(state))
         open_attempt(step, ready[:most])
     elif window_closed:
         _window_closed_early(step, ready)
@@ -110,13 +115,19 @@ def _window_closed_early(step: Step, ready: tuple[str, ...]) -> None:
             state, phase=replace(state.phase, asked=state.phase.asked | frozenset(state.available), extended=True)
         )
     # The assignment may have been lost with a connection that nobody saw break.
+    said = _ready_now(state)
     for member in state.available:
-        if member not in ready:
+        if member not in said:
             assign(step, member)
 
 
-def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
-    """Whether enough members for the largest cohort are ready.
+def _seatable(state: JobState) -> frozenset[str]:
+    """Returns the available members whose newest certificate the witnesses have signed, or need not sign."""
+    return frozenset(state.available) - state.parameters.witnessed().newer
+
+
+def _target_is_ready(state: JobState, ready: tuple[str, ...], here: frozenset[str]) -> bool:
+    """Whether enough members for the largest cohort are ready. `here` are the members that may be in it.
 
     A member with a missed deadline takes no place while others without one can still fill the cohort.
     """
@@ -124,7 +135,7 @@ def _target_is_ready(state: JobState, ready: tuple[str, ...]) -> bool:
     if len(ready) < target:
         return False
     steady = sum(1 for name in ready if not state.members[name].missed_deadlines)
-    return steady >= target or steady == sum(1 for name in state.available if not state.members[name].missed_deadlines)
+    return steady >= target or steady == sum(1 for name in here if not state.members[name].missed_deadlines)
 
 
 def _note_missed_window(step: Step, ready: tuple[str, ...]) -> None:
@@ -132,10 +143,6 @@ def _note_missed_window(step: Step, ready: tuple[str, ...]) -> None:
     if isinstance(step.state.phase, TrainingWindow):
         for member in sorted(step.state.phase.asked & frozenset(step.state.available) - frozenset(ready)):
             note_silence(step, member, "training")
-
-
-def _everyone(state: JobState, ready: tuple[str, ...]) -> bool:
-    return len(ready) == len(state.available) and not state.awaited
 
 
 def _ready_now(state: JobState) -> tuple[str, ...]:

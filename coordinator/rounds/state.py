@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import secure_agg
 from coordinator.domain.jobs import Dropout, Exploded, JobStatus, Norms
 from coordinator.domain.validation import Measured
+from coordinator.domain.witnessed import Witnessed
 from secure_agg import server as protocol
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
@@ -51,6 +52,8 @@ class Parameters:
     key_of: secure_agg.KeyOf = field(repr=False)
     # The newest head of the roster log; None where there is no log.
     log_head: Callable[[], SignedHead | None] = field(default=lambda: None, repr=False)
+    # How much of that log its witnesses have signed.
+    witnessed: Callable[[], Witnessed] = field(default=Witnessed, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,9 @@ class Aggregating:
     # Once the mask phase is past its deadline: its seconds so far, and what had arrived of each member's vector then.
     awaited_seconds: float = 0.0
     arrived: Mapping[str, int] = field(default_factory=dict)
+    # Number of entries in the roster log of this attempt, and how many of them the witnesses have signed.
+    logged: int | None = None
+    witnessed: int | None = None
 
 
 @dataclass(frozen=True)

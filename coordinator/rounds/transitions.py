@@ -36,7 +36,7 @@ TRANSITIONS = (
         TrainingWindow,
         Aggregating,
         "enough members are ready",
-        (ev.SaidReady, ev.Declined, ev.Disconnected, ev.Left, ev.TimerFired),
+        (ev.SaidReady, ev.Declined, ev.Disconnected, ev.Left, ev.Cosigned, ev.TimerFired),
     ),
     Transition(
         TrainingWindow,

@@ -275,7 +275,7 @@ class MemberSessions:
                 del message
                 if isinstance(spoken, Ready):
                     await self._ready_ledger(session.member, spoken, ledger)
-                self._dispatch(session, spoken, slots.release)
+                self._dispatch(session, spoken, await self._entry_of(session, spoken), slots.release)
                 del spoken
         except (wire.WireInvalid, DecodeError) as error:
             session.end(Reason.REASON_MESSAGE_MALFORMED, str(error))
@@ -285,7 +285,24 @@ class MemberSessions:
             # The member has closed its half, so this session is over.
             session.end(Reason.REASON_DISCONNECTED)
 
-    def _dispatch(self, session: MemberSession, message: FromMember, done: Callable[[], None]) -> None:
+    async def _entry_of(self, session: MemberSession, message: FromMember) -> int | None:
+        """See `ev.Answered.entry`. The database is asked once for each certificate in a session."""
+        roster = self._running.roster
+        if roster is None or not isinstance(message, AttemptMessage):
+            return 0
+        if not isinstance(message.payload, secure_agg.Advertisement):
+            return 0
+        certificate = secure_agg.certificate_digest(message.payload.certificate)
+        if session.entry is not None and session.entry[0] == certificate:
+            return session.entry[1]
+        number = await roster.entry_of(certificate, session.member)
+        if number is not None:
+            session.entry = (certificate, number)
+        return number
+
+    def _dispatch(
+        self, session: MemberSession, message: FromMember, entry: int | None, done: Callable[[], None]
+    ) -> None:
         match message:
             case Hello():
                 raise wire.WireInvalid("a session sends Hello only once")
@@ -297,7 +314,7 @@ class MemberSessions:
                 event = ev.SaidReady(session.member, message.round, message.version, message.approvals)
                 job = message.job
             case AttemptMessage():
-                event = ev.Answered(session.member, message)
+                event = ev.Answered(session.member, message, entry)
                 job = message.attempt.job
         driver = self._running.drivers.get(job)
         if driver is None:

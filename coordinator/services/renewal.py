@@ -8,12 +8,15 @@ The steps, in this order:
 4. The database stores the certificate, and only then the coordinator hands it out.
 
 The key may be the current one (other members' pins name keys) or a new one. Repeating a request costs nothing: until
-half of a certificate's lifetime is over, the same key gets the same certificate.
+half of a certificate's lifetime is over, the same key gets the same certificate. Requests of one member are answered
+one after the other, so that many at once make no more certificates than one.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from weakref import WeakValueDictionary
 
 import structlog
 from cryptography import x509
@@ -97,6 +100,8 @@ class Renewals:
         self._member_lifetime = member_lifetime
         self._clock = clock
         self._count = count
+        # By member, while a request of its is being answered.
+        self._answering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def document(self) -> bytes:
@@ -117,8 +122,10 @@ class Renewals:
         Raises:
             RenewalRefused: the request holds no suitable key, the member was revoked meanwhile, or it asks too often.
         """
+        lock = self._answering.setdefault(caller.identity.name, asyncio.Lock())
         try:
-            renewed = await self._renew(caller, request, software_version)
+            async with lock:
+                renewed = await self._renew(caller, request, software_version)
         except RenewalRefused as refusal:
             self._count(word(refusal.reason))
             log.warning("renewal_refused", member=caller.identity.name, reason=word(refusal.reason))

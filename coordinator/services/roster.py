@@ -5,11 +5,15 @@ signs heads with the server's key. The first head is no older than the journal, 
 written with a clock that was ahead: a head that looks older than the one before it says nothing good to a member. Only
 `refresh` reads new entries, so whoever needs a certificate to be in the head
 calls it first: sessions do before they open, and renewals before they answer.
+
+It also knows which members' newest certificates the configured witnesses have yet to sign. That decides only who is
+asked to take part: members check witnesses' signatures themselves.
 """
 
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -19,12 +23,13 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy.orm import Session
 
+from coordinator.domain.witnessed import Witnessed
 from coordinator.storage import roster
 from coordinator.storage.database import Database
 from coordinator.storage.journal import newest_ms
 from secure_agg.transparency import Tree
 from tacit.identity import Trust
-from tacit.roster import MAX_SKEW, Cosignature, Entry, Head, HeadInvalid, SignedHead
+from tacit.roster import MAX_COSIGNATURE_AGE, MAX_SKEW, Cosignature, Entry, Head, HeadInvalid, Kind, SignedHead
 from tacit.roster_wire import (
     ENTRIES_AT_ONCE,
     MEMBERS_COSIGNING,
@@ -59,6 +64,7 @@ class RosterLog:
         *,
         trust: Callable[[], Trust],
         witnesses: Collection[bytes] = (),
+        told: Callable[[], None] = lambda: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,6 +76,7 @@ class RosterLog:
             signer: Returns the server's present key and certificate (DER).
             trust: Returns the authorities whose members may cosign.
             witnesses: The Ed25519 keys that may cosign, 32 bytes each.
+            told: Called when the witnesses have signed the newest certificate of one member more.
             now_ms: Returns the time, in milliseconds since 1970.
             clock: Returns monotonic seconds.
         """
@@ -88,6 +95,13 @@ class RosterLog:
         self._reading = asyncio.Lock()
         # The journal's newest time at the start. None: not read yet.
         self._begun_ms: int | None = None
+        self._told = told
+        # By witness: the size of the newest head that it signed, and when.
+        self._signatures: dict[bytes, tuple[int, int]] = {}
+        # Numbers of entries that the witnesses have yet to sign, with their members' names, in order.
+        self._newer: deque[tuple[int, str]] = deque()
+        # The number of the newest revocation of each revoked name. Its entries before that one do not stand.
+        self._revoked: dict[str, int] = {}
 
     async def refresh(self, max_age: float = 0.0) -> None:
         """Takes the entries that were added to the database since the last call.
@@ -103,14 +117,24 @@ class RosterLog:
                 return
             known, begins = len(self._tree), self._begun_ms is None
 
-            def read(s: Session) -> tuple[list[Entry], int]:
-                return roster.entries(s, known), newest_ms(s) if begins else 0
+            def read(s: Session) -> tuple[list[Entry], int, list[Cosignature]]:
+                added = roster.entries(s, known)
+                return (added, newest_ms(s), roster.cosignatures(s, 0)) if begins else (added, 0, [])
 
-            added, begun_ms = await self._database.run(read)
+            added, begun_ms, cosignatures = await self._database.run(read)
             with self._lock:
                 if begins:
                     self._begin(begun_ms)
+                    self._signatures = {
+                        each.signer: (each.size, each.at_ms) for each in cosignatures if each.signer in self._witnesses
+                    }
                 self._tree.extend(entry.leaf for entry in added)
+                signed = self._all_signed()
+                for number, entry in enumerate(added, start=known + 1):
+                    if entry.kind is Kind.REVOKED:
+                        self._revoked[entry.name] = number
+                    elif signed is not None and number > signed:
+                        self._newer.append((number, entry.name))
             self._read_at = self._clock()
 
     def _begin(self, begun_ms: int) -> None:
@@ -140,6 +164,32 @@ class RosterLog:
             head = Head(self._federation, size, self._tree.root(), now_ms)
             self._signed = SignedHead.made(head, key, certificate)
             return self._signed
+
+    def witnessed(self) -> Witnessed:
+        """Returns what every configured witness that signed within a day has signed. From any thread.
+
+        A witness that has signed nothing for a day counts no longer: no member accepts its signature.
+        """
+        with self._lock:
+            if (signed := self._all_signed()) is None:
+                return Witnessed()
+            while self._newer and self._newer[0][0] <= signed:
+                self._newer.popleft()
+            return Witnessed(signed, frozenset(name for _, name in self._newer))
+
+    def _all_signed(self) -> int | None:
+        oldest_ms = self._now_ms() - MAX_COSIGNATURE_AGE.total_seconds() * 1000
+        return min((size for size, at_ms in self._signatures.values() if at_ms >= oldest_ms), default=None)
+
+    async def entry_of(self, certificate: bytes, member: str) -> int | None:
+        """Returns the number of a certificate's entry, from 1 on; None if the log has none under this name that stands.
+
+        Args:
+            certificate: SHA-256 of the certificate, 32 bytes.
+            member: The holder's name.
+        """
+        number = await self._database.run(lambda s: roster.number_of(s, certificate, member))
+        return None if number is None or number <= self._revoked.get(member, 0) else number
 
     def sign(self, taken: WithdrawalTaken) -> tuple[bytes, bytes]:
         """Signs as the server that a withdrawal was taken. Returns the signature, and the server's certificate (DER).
@@ -212,6 +262,16 @@ class RosterLog:
             if cosignature.size > size or self._tree.root(cosignature.size) != cosignature.root:
                 raise HeadInvalid(f"the cosignature is of another log: this one has {size} entries and other roots")
         await self._database.run(lambda s: roster.cosigned(s, cosignature, member))
+        if not member:
+            self._note_signature(cosignature)
+
+    def _note_signature(self, cosignature: Cosignature) -> None:
+        before = self.witnessed().newer
+        newest = (cosignature.size, cosignature.at_ms)
+        with self._lock:
+            self._signatures[cosignature.signer] = max(newest, self._signatures.get(cosignature.signer, newest))
+        if self.witnessed().newer != before:
+            self._told()
 
 
 async def cosigned_or_abort(

@@ -31,6 +31,9 @@ class MemberSession:
     # Bounded by `send`, so that a Goodbye always fits.
     outgoing: asyncio.Queue[FromCoordinator] = field(default_factory=asyncio.Queue)
     goodbye: Goodbye | None = None
+    # SHA-256 of the certificate under which it last took part, and the number of its entry in the roster log. A
+    # revocation ends the session.
+    entry: tuple[bytes, int] | None = None
 
     def end(self, reason: Reason, detail: str = "") -> None:
         """Ends the session with a Goodbye as its last message."""

@@ -68,7 +68,8 @@ def adopt(
 ) -> bool:
     """Adopts a certificate that is not on record if the member was restored from a backup and got it after that backup.
 
-    It is then the one on record, and no other is adopted this way again. Returns whether it was adopted.
+    It is then the one on record, and no other is adopted this way again. One that the roster log revokes, or whose key
+    it revokes, is not adopted. Returns whether it was adopted.
     """
     doubt, row = s.get(RestoredMemberRow, name), s.get(MemberRow, name, with_for_update=True)
     if doubt is None or row is None or row.status != "enrolled" or (row.enrolled_ms or 0) > doubt.since_ms:
@@ -79,6 +80,8 @@ def adopt(
         return False
     # It dates from before the backup, so it would be the one on record.
     if begins_ms < doubt.since_ms - _BACKDATED_MS:
+        return False
+    if roster.revokes(s, hashlib.sha256(certificate).digest(), key, name):
         return False
     before, fingerprint = row.fingerprint, hashlib.sha256(certificate).digest()
     row.fingerprint, row.certificate_expires_ms = fingerprint, expires_ms

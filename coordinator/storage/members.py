@@ -180,8 +180,14 @@ def enrolled(s: Session, name: str) -> bytes | None:
     return row.fingerprint if row is not None and row.status == MemberStatus.ENROLLED.value else None
 
 
-def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> StoredMember:
+def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "", logged: bool = False) -> StoredMember:
     """Ends a membership, or withdraws an invitation. Doing it twice changes nothing.
+
+    Args:
+        name: the member's name.
+        now_ms: the present time.
+        by: who does it, for the journal.
+        logged: whether the roster log has this revocation already.
 
     Raises:
         NotFound: nobody of that name was invited.
@@ -190,7 +196,7 @@ def revoke_member(s: Session, name: str, now_ms: int, *, by: str = "") -> Stored
     if row is None:
         raise NotFound(f"there is no member named {name}; `coordinator member list` shows all members")
     if row.status != MemberStatus.REVOKED.value:
-        leaf = None if row.fingerprint is None else roster.revoked(s, row.fingerprint, name, now_ms)
+        leaf = None if row.fingerprint is None or logged else roster.revoked(s, row.fingerprint, name, now_ms)
         hexed = _hex(row.fingerprint)
         note(s, "member_revoked", name, now_ms, before=row.status, fingerprint=hexed, by=by, leaf=leaf)
         row.status, row.revoked_ms, row.fingerprint = MemberStatus.REVOKED.value, now_ms, None

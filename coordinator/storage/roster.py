@@ -6,17 +6,25 @@ Triggers refuse to change, remove or replace an entry. The journal's entry about
 """
 
 import hashlib
-from collections.abc import Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from coordinator.storage.journal import lock_appends, note
+from coordinator.storage.journal import lock_appends
 from coordinator.storage.models import RosterCosignatureRow, RosterLogRow
 from tacit.identity import Role
 from tacit.roster import Cosignature, Entry, Kind
 
-__all__ = ["LogContradicts", "adopted", "append", "bring_back", "cosignatures", "cosigned", "entries", "revoked"]
+__all__ = [
+    "adopted",
+    "append",
+    "cosignatures",
+    "cosigned",
+    "entries",
+    "number_of",
+    "revoked",
+    "revokes",
+]
 
 
 def append(s: Session, certificate: bytes, key: bytes, name: str, role: Role, kind: Kind, now_ms: int) -> str:
@@ -59,6 +67,36 @@ def revoked(s: Session, certificate: bytes, name: str, now_ms: int) -> str:
     return append(s, certificate, known.key, name, Role(known.role), Kind.REVOKED, now_ms)
 
 
+def number_of(s: Session, certificate: bytes, name: str) -> int | None:
+    """Returns the number of the entry that issued or renewed a certificate to this name, from 1 on; None without one.
+
+    Args:
+        certificate: SHA-256 of the certificate, 32 bytes.
+        name: the holder's name.
+    """
+    query = select(RosterLogRow.id).where(RosterLogRow.certificate == certificate, RosterLogRow.name == name)
+    return s.scalars(query.where(RosterLogRow.kind != Kind.REVOKED.value).order_by(RosterLogRow.id).limit(1)).first()
+
+
+def revokes(s: Session, certificate: bytes, key: bytes, name: str) -> bool:
+    """Whether the log revokes this certificate, or this key under this name. It reads the whole log.
+
+    Args:
+        certificate: SHA-256 of the certificate, 32 bytes.
+        key: SHA-256 of its public key, 32 bytes.
+        name: the holder's name.
+    """
+    of_name = RosterLogRow.name == name
+    revocation = RosterLogRow.kind == Kind.REVOKED.value
+
+    def newest(*conditions: ColumnElement[bool]) -> int:
+        return s.scalars(select(func.coalesce(func.max(RosterLogRow.id), 0)).where(of_name, *conditions)).one()
+
+    last = newest(revocation)
+    seen = (newest(~revocation, RosterLogRow.certificate == certificate), newest(~revocation, RosterLogRow.key == key))
+    return any(0 < number < last for number in seen)
+
+
 def adopted(s: Session, certificate: bytes, key: bytes, name: str, now_ms: int) -> str | None:
     """Adds the certificate of a member that was restored from a backup, unless the log has it; then returns None."""
     if s.scalars(select(RosterLogRow.id).where(RosterLogRow.certificate == certificate).limit(1)).first() is not None:
@@ -68,49 +106,6 @@ def adopted(s: Session, certificate: bytes, key: bytes, name: str, now_ms: int) 
 
 # Bytes of an Ed25519 key. A member signs with a certificate, which is longer.
 _WITNESS_KEY = 32
-
-
-class LogContradicts(ValueError):
-    """Entries from elsewhere do not continue this log. The sentence says why and what to do."""
-
-
-def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "") -> int:
-    """Adds the entries that this log has lost, after an older backup was restored. Returns their number.
-
-    Args:
-        known: the whole log as a member has it, whose head the caller has verified.
-        now_ms: the present time.
-        by: who does it, for the journal.
-
-    Raises:
-        LogContradicts: this log is not a beginning of that one.
-    """
-    lock_appends(s)
-    here = entries(s, 0)
-    if here != list(known[: len(here)]):
-        raise LogContradicts(
-            f"this database's roster log, of {len(here)} entries, is not the beginning of that one, of {len(known)}: "
-            "it grew in another way since the backup. Restore the backup again, and bring the entries back before the "
-            "first member connects"
-        )
-    lost = known[len(here) :]
-    for number, entry in enumerate(lost, start=len(here) + 1):
-        s.add(
-            RosterLogRow(
-                id=number,
-                certificate=entry.certificate,
-                key=entry.key,
-                name=entry.name,
-                role=entry.role.value,
-                kind=entry.kind.value,
-                at_ms=entry.at_ms,
-            )
-        )
-    s.flush()
-    for at in range(0, len(lost), 1000):
-        leaves = [entry.leaf.hex() for entry in lost[at : at + 1000]]
-        note(s, "roster_log_brought_back", "coordinator", now_ms, leaves=leaves, by=by)
-    return len(lost)
 
 
 def entries(s: Session, start: int, end: int | None = None) -> list[Entry]:

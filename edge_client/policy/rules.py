@@ -8,7 +8,7 @@ Left to others: applying a rule (`verdicts`), the rules about a job's model (`mo
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_client.policy.conditions import DAYS, Conditions, Window
@@ -696,12 +696,14 @@ class Watched:
         witnesses: number of witnesses that have signed a head with every certificate of the roster.
         max_doubtful: n_C of the attempt or, of one group, what n_C of all make likely there.
         own: this member's name.
+        unwitnessed: members whose certificates fewer witnesses have signed than the policy asks for, sorted.
     """
 
     ages: Mapping[str, float]
     witnesses: int
     max_doubtful: int
     own: str
+    unwitnessed: Sequence[str] = ()
 
 
 def witnesses_needed(policy: PolicyDocument) -> int:
@@ -723,7 +725,10 @@ def _witnessed(policy: PolicyDocument, roster: Watched) -> Finding:
     says = "witnesses that signed the roster log with every certificate of this roster: {job}; the policy asks for "
     says += "{policy}"
     advice = "a witness signs within a minute of a change; if it does not, ask who runs it"
-    return Finding(str(roster.witnesses), str(needed), roster.witnesses >= needed, says, advice)
+    who = f"{roster.witnesses}"
+    if roster.unwitnessed:
+        who += f" (too few signed for {listed(roster.unwitnessed)})"
+    return Finding(who, str(needed), roster.witnesses >= needed, says, advice)
 
 
 LOG: tuple[Rule[Watched], ...] = (

@@ -17,21 +17,29 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from edge_client.policy.policy import Policy, PolicyRefusal
-from edge_client.policy.rules import Watched
+from edge_client.policy.rules import Watched, witnesses_needed
 from secure_agg.transparency import Tree
 from tacit.identity import Role, Trust
 from tacit.reason import Reason
-from tacit.roster import MAX_ENTRIES, MAX_SKEW, Cosignature, Entry, Head, HeadInvalid, Kind, SignedHead
+from tacit.roster import (
+    MAX_COSIGNATURE_AGE,
+    MAX_ENTRIES,
+    MAX_SKEW,
+    Cosignature,
+    Entry,
+    Head,
+    HeadInvalid,
+    Kind,
+    SignedHead,
+)
 
-__all__ = ["MAX_COSIGNATURE_AGE", "Contradiction", "RosterBook", "RosterUnusable", "Seen", "book_path"]
+__all__ = ["Contradiction", "RosterBook", "RosterUnusable", "Seen", "book_path"]
 
-# A cosignature counts for this long. A witness signs every head that it sees, and at least once an hour.
-MAX_COSIGNATURE_AGE = timedelta(days=1)
 _DAY_MS = 24 * 3600 * 1000
 
 _SCHEMA = """
@@ -448,9 +456,15 @@ class RosterBook:
                 "nothing",
             )
         ages = {name: (now.timestamp() * 1000 - self.since(name, key)) / _DAY_MS for name, (_, key) in roster.items()}
-        needed = max(number for number in numbers.values() if number is not None)
-        witnesses = self._witnesses(needed, policy, own, now)
-        policy.check_log(Watched(ages, witnesses, max_doubtful, own))
+        found = {name: number for name, number in numbers.items() if number is not None}
+        witnesses = len(self._signed(max(found.values()), policy, own, now))
+        unwitnessed: list[str] = []
+        if (needed := witnesses_needed(policy)) > witnesses:
+            # So many witnesses have signed this many entries.
+            sizes = sorted(self._signed(0, policy, own, now), reverse=True)
+            enough = sizes[needed - 1] if len(sizes) >= needed else 0
+            unwitnessed = sorted(name for name, number in found.items() if number > enough)
+        policy.check_log(Watched(ages, witnesses, max_doubtful, own, unwitnessed))
 
     def _number(self, name: str, certificate: bytes, key: bytes, size: int) -> int | None:
         query = "SELECT id FROM entries WHERE certificate = ? AND key = ? AND name = ? AND id <= ? AND " + _UNREVOKED  # noqa: S608
@@ -462,19 +476,21 @@ class RosterBook:
         rows = self._rows("SELECT min(seen_ms) FROM entries WHERE name = ? AND key = ? AND " + _UNREVOKED, name, key)  # noqa: S608
         return int(rows[0][0] or 0)
 
-    def _witnesses(self, number: int, policy: Policy, own: str, now: datetime) -> int:
-        """How many signers that the policy counts have signed, lately, a head with at least `number` entries."""
+    def _signed(self, number: int, policy: Policy, own: str, now: datetime) -> list[int]:
+        """Sizes of heads with at least `number` entries, each by another signer that the policy counts, lately."""
         pinned = set(policy.witnesses.values())
-        count, now_ms = 0, now.timestamp() * 1000
-        rows = self._rows("SELECT signer_id, signer, at_ms FROM cosignatures WHERE size >= ?", number)
-        for signer_id, signer, at_ms in rows:
+        sizes, now_ms = [], now.timestamp() * 1000
+        rows = self._rows("SELECT signer_id, signer, size, at_ms FROM cosignatures WHERE size >= ?", number)
+        for signer_id, signer, size, at_ms in rows:
             if not -MAX_SKEW.total_seconds() * 1000 <= now_ms - at_ms <= MAX_COSIGNATURE_AGE.total_seconds() * 1000:
                 continue
             if len(signer) == 32:
-                count += signer in pinned
-            elif policy.members_witness and signer_id != own:
-                count += self._is_old(signer_id, signer, policy, now_ms)
-        return count
+                counts = signer in pinned
+            else:
+                counts = policy.members_witness and signer_id != own and self._is_old(signer_id, signer, policy, now_ms)
+            if counts:
+                sizes.append(size)
+        return sizes
 
     def _is_old(self, name: str, certificate: bytes, policy: Policy, now_ms: float) -> bool:
         try:

@@ -20,6 +20,7 @@ from secure_agg.transparency import leaf_hash
 from tacit.identity import CertificateInvalid, Role, Trust, name_is_valid, sign, verify_signature
 
 __all__ = [
+    "MAX_COSIGNATURE_AGE",
     "MAX_ENTRIES",
     "MAX_HEAD_AGE",
     "MAX_SKEW",
@@ -37,6 +38,8 @@ MAX_ENTRIES = 4_000_000
 # How old the head of a new attempt may be, and how far in the future: clocks differ.
 MAX_HEAD_AGE = timedelta(hours=1)
 MAX_SKEW = timedelta(minutes=5)
+# A cosignature counts for this long. A witness signs every head that it sees, and at least once an hour.
+MAX_COSIGNATURE_AGE = timedelta(days=1)
 
 _DIGEST = 32
 

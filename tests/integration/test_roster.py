@@ -9,6 +9,8 @@ from contextlib import closing
 
 import pytest
 
+from tacit.reason import Reason
+from tacit.v1 import operator_pb2 as pb
 from tests.support.processes import Federation, Process, command, free_ports, running_federation, succeed
 
 REFUSED = 4
@@ -127,6 +129,44 @@ def test_a_policy_can_ask_for_a_witness(federation):
         federation.processes.remove(process)
 
 
+def test_a_member_that_renews_before_each_attempt_stalls_nobody(tmp_path):
+    """The honest members pin a witness, which has not seen west's new certificate. West sits out, and they go on."""
+    with running_federation(tmp_path, *NAMES, "west") as federation:
+        key = succeed("edge_client", "witness", "key", "--folder", federation.folder / "witness").strip()
+        config = federation.dir / "coordinator.toml"
+        config.write_text(config.read_text().replace("witnesses = []", f'witnesses = ["{key}"]'))
+        federation.coordinator.stop()
+        with closing(sqlite3.connect(federation.dir / "tacit.db")) as database:
+            # A new key is issued once a minute.
+            database.execute("UPDATE member_certificates SET issued_ms = issued_ms - 60000 WHERE member = 'west'")
+            database.commit()
+        federation.serve()
+        for name in NAMES:
+            policy = federation.home(name) / "policy.toml"
+            policy.write_text(policy.read_text() + f'\n[witnesses]\nlibrary = "{key}"\n')
+        assert witness(federation).returncode == 0
+        renewed = json.loads(succeed("edge_client", "renew", "--new-key", "--home", federation.home("west"), "--json"))
+        assert renewed["renewed"]
+
+        federation.job("stalled", count=1, max_attempts=1, max_failed_rounds=1)
+        running = [federation.start(name) for name in ("west", *NAMES)]
+        stalled = federation.wait_for("stalled", lambda detail: detail.job.status != pb.JOB_STATUS_RUNNING)
+        assert stalled.job.status == pb.JOB_STATUS_FINISHED
+        assert sorted(stalled.rounds[0].attempts[-1].survivors) == sorted(NAMES)
+
+        # All four are needed: the job waits for the witness, names whom it waits for, and loses no attempt.
+        federation.job("together", count=1, min_members=4, max_attempts=1, max_failed_rounds=1)
+        waits = federation.wait_for("together", lambda detail: "witness" in detail.job.waiting)
+        assert "west" in waits.job.waiting
+        assert witness(federation).returncode == 0
+        together = federation.finished("together")
+        assert sorted(together.rounds[0].attempts[-1].survivors) == sorted((*NAMES, "west"))
+        assert len(together.rounds[0].attempts) == 1
+        for process in running:
+            process.end()
+            federation.processes.remove(process)
+
+
 def test_a_log_that_was_rolled_back_or_altered_is_refused_and_can_be_brought_back(federation):
     for name in NAMES:
         assert members(federation, name)[1] == 0
@@ -158,13 +198,50 @@ def test_a_log_that_was_rolled_back_or_altered_is_refused_and_can_be_brought_bac
     assert witness(federation).returncode == 0
 
 
+def test_a_member_that_was_revoked_since_the_backup_is_revoked_by_the_imported_log(tmp_path):
+    """The database is an older one, in which south is enrolled. A member's copy of the log knows better."""
+    with running_federation(tmp_path, *NAMES) as federation:
+        federation.coordinator.stop()
+        shutil.copy(federation.dir / "tacit.db", tmp_path / "backup.db")
+        federation.serve()
+        federation.operator("member", "revoke", "south", "--yes")
+        export = tmp_path / "known.jsonl"
+        assert members(federation, "north", "--export", str(export))[1] == 0
+        federation.coordinator.stop()
+        shutil.copy(tmp_path / "backup.db", federation.dir / "tacit.db")
+        done = json.loads(federation.operator("member", "import-log", export, "--json"))
+        assert done == {"added": 1, "entries": 4, "revoked": ["south"]}
+        federation.serve()
+        found = json.loads(federation.operator("member", "list", "--json"))["members"]
+        assert {each["name"]: each["status"] for each in found} == {
+            "north": "enrolled",
+            "east": "enrolled",
+            "south": "revoked",
+        }
+        assert command("edge_client", "renew", "--home", federation.home("south")).returncode != 0
+        assert members(federation, "north")[1] == 0
+        audit = json.loads(federation.operator("audit", "verify", "--json"))
+        assert audit["roster_log"]["entries"] == 4
+
+
 def test_a_certificate_behind_the_logs_back_is_refused_by_every_honest_member(tmp_path):
     """The coordinator has a member whose certificate is in no log. Members that do not look take it for one of them."""
     with running_federation(tmp_path, *NAMES, "ghost") as federation:
         change_log(federation, "DELETE FROM roster_log WHERE id = 4 AND name = 'ghost'")
-        federation.job("ghostly", count=1, min_members=4, max_attempts=1, max_failed_rounds=1)
+        # An honest coordinator seats no such certificate, and the others go on.
+        federation.job("honest", count=1, min_members=4)
         ghost = blind(federation, "ghost")
         running = [federation.start(name) for name in NAMES]
+        attempt = federation.finished("honest").rounds[0].attempts[-1]
+        assert sorted(attempt.survivors) == sorted(NAMES)
+        assert [(each.member, each.reason) for each in attempt.dropouts] == [
+            ("ghost", Reason.REASON_LOG_CERTIFICATE_UNKNOWN)
+        ]
+
+        federation.coordinator.stop()
+        federation.program = (sys.executable, "-m", "tests.support.seating_coordinator")
+        federation.serve()
+        federation.job("ghostly", count=1, min_members=4, max_attempts=1, max_failed_rounds=1)
         for honest in running:
             refused = honest.wait_for("attempt_refused", reason="log_certificate_unknown")
             assert "ghost" in refused["detail"]

@@ -120,6 +120,8 @@ class Fleet:
         self.delays: Callable[[str, Any], tuple[int, ...]] = lambda member, message: (DELAY_MS,)
         # The message that a lying coordinator sends in place of this one.
         self.bend: Callable[[str, Any], Any] = lambda member, message: message
+        # The number of the roster log's entry for the certificate of an advertisement; 0: there is no log.
+        self.entry_of: Callable[[str, secure_agg.Advertisement], int | None] = lambda member, advertisement: 0
         # Called before a message reaches a member. Tests kill members here.
         self.before: Callable[[str, Any], None] = lambda member, message: None
         self.parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
@@ -421,13 +423,14 @@ class Fleet:
             case states.JobOver():
                 member.over.append(effect.ended.reason)
 
-    @staticmethod
-    def _heard(name: str, message: Any) -> ev.Event:
+    def _heard(self, name: str, message: Any) -> ev.Event:
         match message:
             case Ready():
                 return ev.SaidReady(name, message.round, message.version)
             case Decline():
                 return ev.Declined(name, message.round, message.reason, message.detail)
+            case AttemptMessage(payload=secure_agg.Advertisement()):
+                return ev.Answered(name, message, self.entry_of(name, message.payload))
             case AttemptMessage():
                 return ev.Answered(name, message)
         raise AssertionError(message)

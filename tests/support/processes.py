@@ -218,6 +218,9 @@ class Federation:
     federation has its own key of `tests.support.keys`.
     """
 
+    # What `serve` starts. A test of a lying coordinator names another one that takes the same words.
+    program: tuple[str, ...] = (str(BIN / "coordinator"),)
+
     def __init__(self, folder: Path, *, host: str | None = None) -> None:
         """Starts a coordinator that members dial as `host`, by default under the loopback name."""
         self.folder = folder
@@ -239,7 +242,7 @@ class Federation:
 
     def serve(self) -> Process:
         """Starts the coordinator."""
-        words = [str(BIN / "coordinator"), "serve", "--dir", str(self.dir), "--log-format", "json"]
+        words = [*self.program, "serve", "--dir", str(self.dir), "--log-format", "json"]
         self.coordinator = Process("coordinator", words, self.folder / "coordinator.log")
         self.processes.append(self.coordinator)
         self.coordinator.wait_for("serving")

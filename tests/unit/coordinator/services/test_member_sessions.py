@@ -16,11 +16,13 @@ import secure_agg
 from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
+from coordinator.rounds import events as ev
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
 from coordinator.services.encoder import SharedEncoder
 from coordinator.services.federation import FederationServicer, add_federation_service
 from coordinator.services.member_session import MemberSessions
+from coordinator.services.roster import RosterLog
 from coordinator.services.turns import Turns
 from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.members import MAX_LEDGERS
@@ -400,3 +402,26 @@ def test_what_was_dealt_to_each_of_a_cohort_is_encoded_in_turn():
 
     asyncio.run(all_at_once())
     assert max(most) == 2
+
+
+@housed
+async def test_the_certificate_of_an_advertisement_is_looked_up_in_the_roster_log(house):
+    """A member may show any certificate that the authority signed, and so also one that is not in the log."""
+    from_now = RosterLog(house.database, federation_of(house.root), lambda: (party.key(1), b""), trust=lambda: None)
+    house.runtime.roster = from_now
+    seen, driver = [], house.runtime.drivers["questions"]
+    post = driver.post
+
+    def noted(event, done=lambda: None):
+        if isinstance(event, ev.Answered):
+            seen.append(event.entry)
+        post(event, done)
+
+    driver.post = noted
+    own = house.certificate.public_bytes(serialization.Encoding.DER)
+    async with house.session() as stream:
+        for certificate in (own, b"a certificate of another authority's", own):
+            keys = secure_agg.Advertisement("north", certificate, b"k" * 2432, b"n" * 32, b"s")
+            await stream.say(AttemptMessage(AttemptId("questions", 1, 1), keys))
+        await stream.worked_out()
+    assert seen == [1, None, 1]

@@ -1,15 +1,23 @@
-"""Heads of the roster log: the first one after a takeover, when the clocks of the machines differ; and for anybody."""
+"""Heads of the roster log: the first one after a takeover, when the clocks of the machines differ; and for anybody.
+
+And how much of the log the witnesses have signed.
+"""
 
 import asyncio
+import hashlib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
+from coordinator.domain.witnessed import Witnessed
 from coordinator.services.roster import RosterLog
-from coordinator.storage import records
+from coordinator.storage import records, roster
 from coordinator.storage.database import open_database
-from tacit.roster import MAX_SKEW
+from tacit.identity import Role, Trust
+from tacit.roster import MAX_COSIGNATURE_AGE, MAX_SKEW, Cosignature, Kind
+from tacit.roster_wire import cosignature_to_pb
 from tests.support.clock import Clock
 from tests.support.databases import migrated
 
@@ -92,3 +100,126 @@ def test_a_flood_asks_the_database_once_a_second(database, monkeypatch):
         assert len(asked) == 3
 
     asyncio.run(scenario())
+
+
+# ---- what the witnesses have signed ---------------------------------------------------------------------------------
+
+WITNESSES = [Ed25519PrivateKey.generate() for _ in range(2)]
+KEYS = [each.public_key().public_bytes_raw() for each in WITNESSES]
+FEDERATION = b"f" * 32
+AGE_MS = int(MAX_COSIGNATURE_AGE.total_seconds() * 1000)
+
+
+def sha256(text):
+    return hashlib.sha256(text.encode()).digest()
+
+
+def enter(database, name, number=1, kind=Kind.ISSUED):
+    """Adds an entry for the certificate `name number`."""
+    given = sha256(f"{name} {number}"), sha256(f"key of {name}"), name, Role.MEMBER, kind, NOW
+    database.run_now(lambda s: roster.append(s, *given))
+
+
+class Watched:
+    """A coordinator whose log has witnesses, with a clock; `told` counts what it passed on."""
+
+    def __init__(self, database, witnesses=KEYS):
+        self.now, self.told = NOW, 0
+        self.log = RosterLog(
+            database,
+            FEDERATION,
+            lambda: (KEY, b"certificate"),
+            trust=lambda: Trust(FEDERATION, ()),
+            witnesses=witnesses,
+            told=self._told,
+            now_ms=lambda: self.now,
+        )
+        self.refresh()
+
+    def _told(self):
+        self.told += 1
+
+    def refresh(self):
+        asyncio.run(self.log.refresh())
+
+    def signs(self, number):
+        """A witness signs the newest head."""
+        made = Cosignature.by_witness(self.log.head().head, WITNESSES[number], self.now)
+        asyncio.run(self.log.cosigned(cosignature_to_pb(made)))
+
+    def entry_of(self, certificate, member):
+        return asyncio.run(self.log.entry_of(sha256(certificate), member))
+
+
+def test_a_certificate_is_newer_until_every_witness_has_signed_it(database):
+    enter(database, "north")
+    watched = Watched(database)
+    # Nobody has signed: members that pin a witness refuse everything, and others need none.
+    assert watched.log.witnessed() == Witnessed()
+    watched.signs(0)
+    enter(database, "east")
+    enter(database, "north", 2, Kind.RENEWED)
+    watched.refresh()
+    assert watched.log.witnessed() == Witnessed(1, frozenset({"north", "east"}))
+    watched.signs(1)
+    # The second witness has signed all three, the first one is behind.
+    assert watched.log.witnessed() == Witnessed(1, frozenset({"north", "east"}))
+    assert watched.told == 0
+    watched.signs(0)
+    assert watched.log.witnessed() == Witnessed(3)
+    assert watched.told == 1
+    # Signing the same head again tells nobody anything.
+    watched.now += 60_000
+    watched.signs(0)
+    assert watched.told == 1
+    # A revocation is no certificate.
+    enter(database, "east", kind=Kind.REVOKED)
+    watched.refresh()
+    assert watched.log.witnessed() == Witnessed(3)
+
+
+def test_a_witness_that_is_silent_for_a_day_counts_no_longer(database):
+    enter(database, "north")
+    watched = Watched(database)
+    watched.signs(0)
+    enter(database, "east")
+    watched.refresh()
+    watched.now += AGE_MS
+    assert watched.log.witnessed() == Witnessed(1, frozenset({"east"}))
+    watched.now += 1
+    assert watched.log.witnessed() == Witnessed()
+    # It comes back, and what it missed is covered at once.
+    watched.signs(0)
+    assert watched.log.witnessed() == Witnessed(2)
+
+
+def test_the_next_coordinator_knows_what_the_witnesses_have_signed(database):
+    enter(database, "north")
+    watched = Watched(database)
+    watched.signs(0)
+    enter(database, "east")
+    following, without = Watched(database), Watched(database, KEYS[1:])
+    # A log may have millions of entries, and only what waits for a signature is kept by name.
+    assert list(following.log._newer) == [(2, "east")]
+    assert following.log.witnessed() == Witnessed(1, frozenset({"east"}))
+    # The operator struck out the witness.
+    assert not without.log._newer
+    assert without.log.witnessed() == Witnessed()
+
+
+def test_an_entry_is_found_under_its_holders_name_while_it_stands(database):
+    enter(database, "north")
+    enter(database, "east")
+    enter(database, "north", 2, Kind.RENEWED)
+    watched = Watched(database)
+    assert watched.entry_of("north 1", "north") == 1
+    assert watched.entry_of("north 2", "north") == 3
+    assert watched.entry_of("north 3", "north") is None
+    assert watched.entry_of("north 2", "east") is None
+    enter(database, "north", 2, Kind.REVOKED)
+    enter(database, "north", 3)
+    watched.refresh()
+    # Invited again: what it had before stands no longer.
+    assert watched.entry_of("north 1", "north") is watched.entry_of("north 2", "north") is None
+    assert watched.entry_of("north 3", "north") == 5
+    assert watched.entry_of("east 1", "east") == 2

@@ -145,6 +145,24 @@ def _request(key) -> pb.RenewRequest:
     return pb.RenewRequest(certificate_request=csr.public_bytes(serialization.Encoding.DER))
 
 
+def test_many_renewals_at_once_make_one_certificate(tmp_path, monkeypatch):
+    """Each certificate is an entry that every member keeps for good, and a new key is issued once a minute."""
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            first = await house.enrol("north", 2, monkeypatch)
+            await _aged(house)
+            async with house.stub(first) as stub:
+                keys = [_request(party.key(number)) for number in (3, 4, 5, 3, 4)]
+                answers = await asyncio.gather(*map(stub.Renew, keys), return_exceptions=True)
+            refused = [reason_of(each)[0] for each in answers if isinstance(each, grpc.aio.AioRpcError)]
+            assert len(refused) >= 3
+            assert set(refused) == {Reason.REASON_KEY_UNSUITABLE}
+            assert len(await house.journal("member_renewed")) == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_member_killed_before_it_stored_the_next_one_renews_again(tmp_path, monkeypatch):
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
