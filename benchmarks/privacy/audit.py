@@ -381,27 +381,28 @@ def defect(subject: Subject, broken: Broken) -> Iterator[None]:
         yield
 
 
-def _clipped_as_one(self: Any, losses: Any, clip: float, scale: float = 1.0, groups: Any = None) -> None:
+def _clipped_as_one(self: Any, losses: Any, clip: float, groups: Any = None) -> None:
     """Replaces `ClippedGradients.add`: adds one gradient of the whole batch, clipped as that of one example."""
-    trained, found = _gradient_of_all(self, losses)
+    found = _gradient_of_all(self, losses)
     norm = math.sqrt(sum(float(g.square().sum()) for g in found))
-    for parameter, g in zip(trained, found, strict=True):
-        parameter.grad.add_(g, alpha=scale * (min(1.0, clip / norm) if norm else 1.0))
+    for total, g in zip(self.sums.values(), found, strict=True):
+        total.add_(g, alpha=(min(1.0, clip / norm) if norm else 1.0) / clip)
 
 
-def _not_clipped(self: Any, losses: Any, clip: float, scale: float = 1.0, groups: Any = None) -> None:
+def _not_clipped(self: Any, losses: Any, clip: float, groups: Any = None) -> None:
     """Replaces `ClippedGradients.add`: adds every gradient unclipped."""
-    for parameter, g in zip(*_gradient_of_all(self, losses), strict=True):
-        parameter.grad.add_(g, alpha=scale)
+    for total, g in zip(self.sums.values(), _gradient_of_all(self, losses), strict=True):
+        total.add_(g, alpha=1 / clip)
 
 
-def _gradient_of_all(clipped: Any, losses: Any) -> tuple[list[Any], Sequence[Any]]:
-    """Return the trained parameters, and for each the gradient of the batch's summed loss."""
+def _gradient_of_all(clipped: Any, losses: Any) -> Sequence[Any]:
+    """Return the gradient of the batch's summed loss by each trained parameter."""
     import torch
 
     clipped._calls.clear()
     trained = [parameter for layer in clipped._layers.values() for parameter in layer.parameters(recurse=False)]
-    return trained, torch.autograd.grad(losses.sum(), trained)
+    found: Sequence[Any] = torch.autograd.grad(losses.sum(), trained)
+    return found
 
 
 # ---- the audits --------------------------------------------------------------------------------------------

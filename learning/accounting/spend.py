@@ -22,6 +22,7 @@ of the largest shifts dominates all others, since the noise is log-concave (docs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ from learning.accounting.events import (
     metrics_beside,
 )
 from learning.accounting.filter import Limit, cost
-from learning.accounting.pld import Pld, discrete_gaussian_pld, gaussian_pld, identity_pld, laplace_pld
+from learning.accounting.pld import Pld, discrete_gaussian_pld, gaussian_pld, laplace_pld
 from learning.accounting.renyi import ORDERS, EventUnaccountable, renyi
 from tacit.validation import METRICS, distance_of, shifts_of
 
@@ -162,19 +163,20 @@ def epsilon_pld(events: Sequence[PrivacyEvent], delta: float, adjacency: Adjacen
         return math.inf
 
     width = _interval(spent, rough, [steps for event in kinds for steps in _composed(event) if steps])
-    whole = identity_pld(width)
+    parts = []
     plain = sum(_precision(event) for event in kinds)
     if plain:
-        whole = whole.plus(gaussian_pld(plain**-0.5, width))
+        parts.append(gaussian_pld(plain**-0.5, width))
     for event in kinds:
         if not is_plain(event) and not isinstance(event, DiscreteGaussian):
-            whole = whole.plus(_pair(event, width).times(event.steps))
+            parts.append(_pair(event, width).times(event.steps))
         for multiplier, count in _metrics(event):
             for shift, coordinates in shifts_of(adjacency).items():
                 # One coordinate of a vector of metrics, which one unit moves by `shift` steps.
                 one = discrete_gaussian_pld(multiplier * distance_of(adjacency), shift, width)
-                whole = whole.plus(one.times(coordinates * count))
-    return whole.epsilon(delta)
+                parts.append(one.times(coordinates * count))
+    # A lone part is taken as it is: a transform rounds, even if the other side is no release.
+    return reduce(Pld.plus, parts).epsilon(delta)
 
 
 def composed_steps(event: PrivacyEvent) -> float:

@@ -145,7 +145,7 @@ def noised_on_lattice(
     """A clipped sum with its noise on the lattice, as `learning.training.private.add_noise` makes it of a tensor.
 
     Args:
-        sums: The clipped sum, in units of `unit`. It is rounded to float32 first, like a gradient.
+        sums: The clipped sum, in units of `unit`.
         unit: The unit.
         std: Standard deviation of the noise on each coordinate.
         random: Source of the noise.
@@ -156,7 +156,7 @@ def noised_on_lattice(
         sum * unit + noise, rounded to the lattice, in the shape of `sums`.
     """
     step = lattice_step(std)
-    flat = sums.astype(np.float32).reshape(-1)
+    flat, made = sums.reshape(-1), np.empty(sums.size, dtype=np.float32)
     for first in range(0, len(flat), _BLOCK):
         part = flat[first : first + _BLOCK]
         noise = np.zeros(len(part))
@@ -167,9 +167,10 @@ def noised_on_lattice(
             correlate(noise, first)
             noise *= std / step
         # In steps of the lattice, a power of two, so converting there and back rounds nothing.
-        noise += part.astype(np.float64) * (unit / step)
-        part[:] = np.rint(noise) * step
-    return flat.reshape(sums.shape)
+        # The sum is not rounded before: neighbours' sums would be rounded apart.
+        noise += part * (unit / step)
+        made[first : first + _BLOCK] = np.rint(noise) * step
+    return made.reshape(sums.shape)
 
 
 def draw_poisson(count: int, rate: float, random: RandomSource) -> NDArray[np.int64]:

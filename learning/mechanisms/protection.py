@@ -155,6 +155,7 @@ class _PrivateSteps(_Noised):
                     progress=task.progress,
                     cancelled=task.cancelled,
                     rate=rate,
+                    population=task.population,
                     persons=persons,
                 )
         return result

@@ -8,10 +8,10 @@ example's gradient is outer(p - y, x) in the matrix and p - y in the bias. So
     |gradient|^2 = |p - y|^2 (|x|^2 + 1)        exactly, without a backward pass; |p - y|^2 |x|^2 if no bias is trained
     clipped sum  = W^T X, with rows w_b (p_b - y_b) of W and w_b = min(1, clip / |gradient_b|)
 
-Guarantees: an example adds at most `clip` to the sum (L2, matrix and bias together). The sum is float64 until it is
-rounded once to float32, so it is closer to that of real numbers than `ClippedGradients`' is. An example whose features
-or gradient are not finite adds nothing. No example sees another: every row of the formulas has one example. So there is
-no module to check on probe texts. Dropout has no part.
+Guarantees: an example moves the sum by at most `clip` (L2, matrix and bias together). Sums are float64, and what their
+rounding may add is taken from the clip beforehand (`counted_clip`): 2e-9 of it for a thousand examples, 3e-6 for a
+hundred thousand. An example whose features or gradient are not finite adds nothing. No example sees another: every row
+of the formulas has one example. So there is no module to check on probe texts. Dropout has no part.
 
 If persons are drawn, all this holds for a person in place of an example: its gradient G is the weighted sum of those of
 its rows in float64, and G times min(1, clip / |G|) is what it adds, where rounding never lowers |G|. If the noise is
@@ -59,8 +59,10 @@ Features = NDArray[np.float32]
 Floats = NDArray[np.float64]
 T = TypeVar("T", np.float32, np.float64)
 
-# Rows that are held in float64 at a time.
+# Rows that are held in float64 at a time, and added up by one product.
 _BLOCK = 2048
+# The part of sum_s |x_s| |g_s| over a person's rows that counts in its norm, squared.
+_CANCELLATION = 2.0**-20
 # Values of persons' gradients that are held in float64 at a time.
 _PERSONS_HELD = 1 << 22
 # Products of two rows of a person that are held.
@@ -262,6 +264,7 @@ def train_private_head(
     *,
     random: RandomSource,
     rate: float,
+    population: int | None = None,
     persons: Persons | None = None,
     ids: Ids | None = None,
     pad_id: int = 0,
@@ -279,6 +282,7 @@ def train_private_head(
         mechanism: Noise multiplier, clip, lot and steps.
         random: The source of all draws and noise.
         rate: The probability of drawing each example or person, in (0, 1].
+        population: N, if not all of the member's examples or persons are here; None: they are.
         persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself.
         ids: (N, S) the tokens that the features were computed from, and `pad_id` their padding. They decide an
             example's class where the noise is correlated, and nothing else.
@@ -299,8 +303,12 @@ def train_private_head(
     if ids is None and correlated is not None:
         raise ValueError("correlated noise needs the tokens of each example, which decide its class")
     began = time.perf_counter()
-    unit = mechanism.clip / mechanism.lot
-    std = mechanism.noise_multiplier * unit
+    if population is None:
+        population = len(features) if persons is None else persons.count
+    most = None if mechanism.person is None else mechanism.person.max_examples
+    clip = counted_clip(mechanism.clip, population, most)
+    unit = clip / mechanism.lot
+    std = mechanism.noise_multiplier * mechanism.clip / mechanism.lot
     optimiser = make_head_optimiser(head, recipe)
     # Widened once, if there is room, and not in every step.
     held = features.astype(np.float64) if features.nbytes <= _HELD else None
@@ -317,12 +325,12 @@ def train_private_head(
             raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
         if persons is None:
             drawn = draw()
-            *sums, loss_sum = clipped_sums(head, table, labels, drawn, mechanism.clip, lengths)
+            *sums, loss_sum = clipped_sums(head, table, labels, drawn, clip, lengths)
         else:
             found = persons.draw(rate, random)
             drawn = found.rows
-            *sums, loss_sum = clipped_sums_of_persons(head, table, labels, found, mechanism.clip, products)
-        # The sums are in units of the clip.
+            *sums, loss_sum = clipped_sums_of_persons(head, table, labels, found, clip, products)
+        # The sums are in units of `clip`.
         optimiser.step(_noised(sums[: len(head.trained)], unit, std, random, correlated))
         mean = loss_sum / len(drawn) if len(drawn) else math.nan
         if len(drawn) and not math.isfinite(mean):
@@ -334,6 +342,26 @@ def train_private_head(
             f"the mechanism's lot ({mechanism.lot}) in the job"
         )
     return TrainingResult(mechanism.steps, 0.0, 0, 0, time.perf_counter() - began)
+
+
+def counted_clip(clip: float, units: int, rows: int | None = None) -> float:
+    """The clip for which the sensitivity of the sums, as float64 makes them, is at most `clip`.
+
+    A sum of n terms in float64 is off by at most n 2^-53 times the sum of the terms' sizes, in any order (Higham 2002,
+    section 3.1). A coordinate is added up in blocks of 2,048 rows, and then block by block. Each unit's terms have
+    together at most one clip as their norm, or 2^10 where the rows of a person are added apart. So the sums of two
+    neighbours are each within `units` clips times the longest chain times 2^-53 of what real numbers give, whatever
+    the data are. 2^-30 is for the norm and the one product of each row.
+
+    Args:
+        clip: The mechanism's clip.
+        units: N, the most examples or persons in a draw.
+        rows: The most rows of a person in a draw; None: each row stands for itself.
+    """
+    apart, rows = (1.0, 1) if rows is None else (_CANCELLATION**-0.5, rows)
+    chain = max(apart * (_BLOCK + units * rows / _BLOCK + 8), _BLOCK + units + 8)
+    # Twice, for two neighbours; a tenth more for second-order terms.
+    return clip / (1 + 2.0**-30 + 1.1 * 2.0**-52 * (units + 1) * chain)
 
 
 def clipped_sums(
@@ -492,11 +520,12 @@ def _sums_by_products(
         # Of nobody's rows, numpy counts in whole numbers.
         squared = np.bincount(person[s], weights=terms, minlength=drawn.persons).astype(np.float64)
         # Rows may cancel, and rounding does not: it is below a unit for each sum and product of a term (Higham 2002,
-        # section 3.1), whose parts are at most the product of two rows' norms.
+        # section 3.1), whose parts are at most the product of two rows' norms. What may have cancelled is bounded too,
+        # so that the rows that a person adds are never much longer than their sum (`counted_clip`).
         lengths = np.sqrt(np.maximum(terms[s == t], 0.0))
         apart = np.bincount(person[s[s == t]], weights=lengths, minlength=drawn.persons)
         widest = int(np.bincount(person).max(initial=0))
-        squared += 2.0**-52 * (features.shape[1] + len(bias) + widest**2 + 8) * apart**2
+        squared += (_CANCELLATION + 2.0**-52 * (features.shape[1] + len(bias) + widest**2 + 8)) * apart**2
     finite = np.isfinite(squared)
     # Left out instead of multiplied by zero, as above.
     factors = np.where(finite, clip_factors(np.where(finite, squared, 0.0), clip) / clip, 0.0)[person]
@@ -602,6 +631,7 @@ class HeadTraining:
             mechanism,
             random=random,
             rate=rate,
+            population=self.population,
             persons=persons,
             ids=self.ids,
             pad_id=self.pad_id,

@@ -41,14 +41,14 @@ those values and of the public version: post-processing, the same for used and u
     of about 2^-40, times the sum in standard deviations where that exceeds one. All artefacts of the last bits lie
     inside a cell. float32 noise would not do: its own steps are a fraction 2^-12 of a cell, at each of millions of
     coordinates.
-    What remains: clipped gradients are added up in float32, in units of the clip, so the sum differs from that of real
-    numbers by about 2^-24 of it (`learning.training.clipping` bounds an example's part for any model). This includes
-    the sums of the examples that both neighbours have. An example's own gradient does not depend on its batch but for
-    its last bits: it is padded to a length that follows from its own (`padded_lengths`), beside examples of that length
-    alone. The author of a network can make numbers at padding that are not finite, and attention multiplies them by 0;
-    a batch padded to its longest text would then lose all others if one long text is there. Kernels multiply in
-    float32, as they add: TF32, which CUDA's convolutions use by default and which is exact to 2^-11, is off while this
-    trains (`whole_float32`). These are the last bits of the sensitivity; rounding to the lattice does not mend them.
+    Clipped gradients are added up exactly, so one example moves the sum by at most one clip, whatever the others are
+    and however many (`learning.training.clipping` has the proof).
+    What remains: an example's own gradient does not depend on its batch but for its last bits, and that a version does
+    not make these matter is assumed. It is padded to a length that follows from its own (`padded_lengths`), beside
+    examples of that length alone. The author of a network can make numbers at padding that are not finite, and
+    attention multiplies them by 0; a batch padded to its longest text would then lose all others if one long text
+    is there. Kernels multiply in float32: TF32, which CUDA's convolutions use by default and which is exact to
+    2^-11, is off while this trains (`whole_float32`).
 
 Persons. If the mechanism's unit is a person, read "person" for "example" above: persons are drawn, and a person's
 gradient is the sum or mean of those of some of its rows (`learning.training.persons`), clipped once. Neighbours differ
@@ -60,7 +60,7 @@ noised weights. `progress` and the wall time are for the member's own screen: th
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -112,6 +112,7 @@ def train_private(
     random: RandomSource,
     seed: int,
     rate: float | None = None,
+    population: int | None = None,
     persons: Persons | None = None,
     correlated: CorrelatedSteps | None = None,
     device: str = "cpu",
@@ -131,11 +132,13 @@ def train_private(
             module can be made to behave on texts that are known.
         seed: The job's public seed. Unused.
         rate: The probability of drawing each example or person, in (0, 1]; min(1, lot / N) if None.
+        population: N, if not all of the member's examples or persons are here; None: they are. It decides the grid of
+            the sums, so it must be the same for neighbours.
         persons: Whose rows these are, if persons are drawn and clipped; None: each row stands for itself. A piece of a
             draw then holds whole persons: at most that many rows, or one person's.
         correlated: The job's steps where the mechanism's noise is correlated, with a rate of their own. They go on by
             `mechanism.steps`.
-        device: Where to train. An Apple GPU has no float64, which clipping needs, so the CPU trains instead.
+        device: Where to train. An Apple GPU has no float64, which the sums need, so the CPU trains instead.
         progress: Called after each step, which counts in one epoch; the loss is the draw's mean without noise, nan for
             an empty draw, inf if it is not finite.
         cancelled: Asked before each step.
@@ -152,9 +155,10 @@ def train_private(
     """
     if ids.ndim != 2 or len(ids) or len(targets):
         check_examples(ids, targets)
+    if population is None:
+        population = len(ids) if persons is None else persons.count
     if rate is None:
-        count = len(ids) if persons is None else persons.count
-        rate = min(1.0, mechanism.lot / count) if count else 1.0
+        rate = min(1.0, mechanism.lot / population) if population else 1.0
     if not 0 < rate <= 1:
         raise ValueError(f"the sampling rate must lie in (0, 1], got {rate}; leave it out for lot / examples")
     check_correlated(mechanism, correlated)
@@ -172,24 +176,20 @@ def train_private(
         module.seed(probe)
         check_examples_apart(module, probe)
         module.draw_from(random)
-        with whole_float32(), ClippedGradients(module) as clipped:
-            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        with whole_float32(), ClippedGradients(module, max(1, population)) as clipped:
             optimiser = make_optimiser(module, recipe)
-            for parameter in trained:
-                parameter.grad = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
             for step in range(1, mechanism.steps + 1):
                 if cancelled():
                     raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
                 drawn, pieces = _drawn(draw, persons, rate, random, padded, recipe, device)
-                optimiser.zero_grad(set_to_none=False)
+                clipped.clear()
                 loss_sum = 0.0
                 for rows, groups in pieces:
                     inputs, target = rows_at(module, ids, targets, lengths=padded, rows=rows, device=device)
                     losses, _ = module.judged(inputs, target)
-                    # In units of the clip, so no clip and no lot is too small for float32.
-                    clipped.add(losses, mechanism.clip, 1 / mechanism.clip, groups)
+                    clipped.add(losses, mechanism.clip, groups)
                     loss_sum += float(losses.detach().sum())
-                add_noise(module, trained, unit, std, random, correlated)
+                add_noise(module, clipped.sums, unit, std, random, correlated)
                 optimiser.step()
                 # A loss that is not a number is no empty draw.
                 mean = loss_sum / len(drawn) if len(drawn) else math.nan
@@ -249,30 +249,38 @@ def _groups(drawn: DrawnPersons, device: str) -> Groups:
 
 def add_noise(
     module: nn.Module,
-    trained: list[nn.Parameter],
+    sums: Mapping[str, torch.Tensor],
     unit: float,
     std: float,
     random: RandomSource,
     correlated: CorrelatedSteps | None = None,
 ) -> None:
-    """Turns each .grad, a sum in units of `unit`, into sum * unit + noise on the lattice; the padding's row stays 0.
+    """Sets each trained .grad to sum * unit + noise on the lattice; the padding's row stays 0.
 
-    All coordinates are treated alike, whatever the texts are. It works block by block, so only one block is float64.
+    All coordinates are treated alike, whatever the texts are. It works block by block.
+
+    Args:
+        module: The module.
+        sums: The sum of each trained parameter, by its name in the module: float64, in units of `unit`.
+        unit: The unit.
+        std: Standard deviation of the noise on each coordinate.
+        random: Source of the noise.
+        correlated: The job's steps, if its noise is correlated.
 
     Raises:
         ValueError: The rows of correlated noise have another length than what is trained.
     """
     step, place = lattice_step(std), 0
-    if correlated is not None and correlated.rows.shape[1] != sum(each.numel() for each in trained):
+    if correlated is not None and correlated.rows.shape[1] != sum(each.numel() for each in sums.values()):
         raise ValueError("the noise has another length than what is trained; the job's document states its values")
-    for parameter in trained:
+    for name, whole in sums.items():
+        parameter = module.get_parameter(name)
         if parameter.grad is None:
-            place += parameter.numel()
-            continue
-        sums = parameter.grad.view(-1)
-        block = torch.empty(min(_BLOCK, len(sums)), dtype=torch.float64, device=sums.device)
-        for first in range(0, len(sums), _BLOCK):
-            part = sums[first : first + _BLOCK]
+            parameter.grad = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+        noised, flat = parameter.grad.view(-1), whole.view(-1)
+        block = torch.empty(min(_BLOCK, len(flat)), dtype=torch.float64, device=flat.device)
+        for first in range(0, len(flat), _BLOCK):
+            part = flat[first : first + _BLOCK]
             values = block[: len(part)]
             # In steps of the lattice, a power of two, so converting there and back rounds nothing.
             if correlated is None:
@@ -283,8 +291,8 @@ def add_noise(
                 row = values.cpu()
                 correlated.correlate(row.numpy(), place + first)
                 values.copy_(row).mul_(std / step)
-            part.copy_(values.add_(part.double(), alpha=unit / step).round_().mul_(step))
-        place += len(sums)
+            noised[first : first + _BLOCK] = values.add_(part, alpha=unit / step).round_().mul_(step)
+        place += len(flat)
     if correlated is not None:
         correlated.taken()
     for layer in module.modules():

@@ -26,6 +26,8 @@ __all__ = [
 
 # Every step reads and writes band - 1 rows of noise as long as the model.
 MAX_BAND = 64
+# Products that a check of such a matrix may take: less than a tenth of a second.
+_ENTRIES = 1 << 16
 
 # What two neighbouring data sets differ in: one labelled text, all of one person's texts, or all of a member's texts.
 Unit = Literal["example", "person", "member"]
@@ -105,15 +107,26 @@ class DpSgd(Part):
         return len(self.coefficients)
 
     def _grows(self) -> bool:
-        """Whether a row of C^-1 has entries above 16 anywhere in the first 1,000 steps."""
+        """Whether a row of C^-1 may have entries above 16, in any number of steps.
+
+        The entries are a_0, a_1, ... with c_0 a_t = [t = 0] - c_1 a_(t-1) - ... - c_(b-1) a_(t-b+1). From step t on,
+        what came before acts like at most b - 1 inputs, none larger than W sum |c_j|, where W is the largest |a| of
+        the last b - 1 steps. So |a_n| <= (b - 1) W sum |c_j| max(|a_0|, ..., |a_(n-t)|) for n >= t. If that factor is
+        at most 1/2, no later entry exceeds the largest before t, and entries die out. The half leaves room for
+        float64.
+        """
         first, *rest = self.coefficients
+        small = 1 / (2 * len(rest) * sum(abs(each) for each in self.coefficients))
         inverse: list[float] = []
-        for step in range(1000):
+        for step in range(max(1000, _ENTRIES // self.band)):
             known = zip(rest, reversed(inverse[-len(rest) :]), strict=False)
             inverse.append(((step == 0) - sum(c * before for c, before in known)) / first)
             if not abs(inverse[-1]) <= 16:
                 return True
-        return False
+            if step % self.band == self.band - 1 and max(abs(each) for each in inverse[-len(rest) :]) <= small:
+                return False
+        # Neither seen to grow nor proved to die out.
+        return True
 
     @model_validator(mode="after")
     def _norm_is_bounded(self) -> Self:

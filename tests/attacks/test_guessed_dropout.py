@@ -59,14 +59,12 @@ def summed(ids, labels, start):
     """The sum of clipped gradients, in clips, with the module's coins begun by `start`."""
     module = build(MODEL, WORDS, 2, 0, seed=3).train()
     start(module)
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
     padded = padded_lengths(module, (ids != 0).sum(axis=1))
     with ClippedGradients(module) as clipped:
         for rows in equal_pieces(np.arange(len(ids)), padded, RECIPE.batch):
             inputs, target = rows_at(module, ids, labels, lengths=padded, rows=rows, device="cpu")
-            clipped.add(functional.cross_entropy(module(inputs), target, reduction="none"), 1.0, 1.0)
-    return torch.cat([each.grad.flatten() for each in module.parameters()]).double()
+            clipped.add(functional.cross_entropy(module(inputs), target, reduction="none"), 1.0)
+    return torch.cat([each.flatten() for each in clipped.sums.values()])
 
 
 def attack(there, name):

@@ -24,19 +24,11 @@ def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) ->
     return total, norms
 
 
-def clipped_sum(
-    module: TextClassifier, ids: Tensor, labels: Tensor, clip: float, scale: float = 1.0
-) -> dict[str, Tensor]:
-    """The sum that `ClippedGradients` adds to zero gradients, by parameter name."""
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+def clipped_sum(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
+    """The sum that `ClippedGradients` makes, by parameter name."""
     with ClippedGradients(module) as clipped:
-        clipped.add(functional.cross_entropy(module(ids), labels, reduction="none"), clip, scale)
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and parameter.grad is not None
-    }
+        clipped.add(functional.cross_entropy(module(ids), labels, reduction="none"), clip)
+    return {name: values * clip for name, values in clipped.sums.items()}
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], size: float, relative: float = 1e-5) -> None:

@@ -111,11 +111,11 @@ def _silent(sums, unit):
     return (sums * unit).astype(np.float32)
 
 
-def _unclipped(self, losses, clip, scale=1.0, groups=None):
+def _unclipped(self, losses, clip, groups=None):
     """Replaces `ClippedGradients.add`: adds every gradient as it is, as if a parameter had been forgotten."""
     import torch
 
     self._calls.clear()
     trained = [parameter for layer in self._layers.values() for parameter in layer.parameters(recurse=False)]
-    for parameter, gradient in zip(trained, torch.autograd.grad(losses.sum(), trained), strict=True):
-        parameter.grad.add_(gradient, alpha=scale)
+    for total, gradient in zip(self.sums.values(), torch.autograd.grad(losses.sum(), trained), strict=True):
+        total.add_(gradient, alpha=1 / clip)

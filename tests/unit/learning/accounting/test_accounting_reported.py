@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -11,6 +12,7 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import optimize, stats
 
 from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, Laplace, SampledGaussian
+from learning.accounting.gate import HOMOGENEOUS_SHARE, epsilon_homogeneous
 from learning.accounting.spend import (
     ORDERS,
     EventUnaccountable,
@@ -80,6 +82,27 @@ def test_plain_gaussians_match_the_analytic_epsilon(multiplier, steps):
     found = epsilon_pld([SampledGaussian(multiplier=multiplier, rate=1, steps=steps)], 1e-6, "add-remove")
     exact = analytic_gaussian(math.sqrt(steps) / multiplier, 1e-6)
     assert exact * (1 - 1e-6) <= found <= exact * 1.005
+
+
+def exact_delta(mu, epsilon):
+    """The delta of a plain Gaussian at distance mu (Balle, Wang 2018, Theorem 8), to 40 digits."""
+    with mpmath.workdps(40):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize(("multiplier", "steps"), [(0.05, 1), (0.3, 30), (1, 30), (5, 1000), (100, 1), (100, 100_000)])
+def test_plain_gaussians_are_never_below_the_exact_epsilon(multiplier, steps):
+    """Also at deltas below the rounding of a Fourier transform, for the report and for the gate."""
+    event = SampledGaussian(multiplier=multiplier, rate=1, steps=steps)
+    mu = math.sqrt(steps) / multiplier
+    for delta in (1e-6, 1e-10, 1e-11, 1e-12, 1e-13, 1e-14, 1e-16):
+        reported = epsilon_pld([event], delta, "add-remove")
+        assert exact_delta(mu, reported) <= delta * (1 + 1e-9)
+        # And not far above it, where a Fourier transform would lose everything.
+        assert exact_delta(mu, reported * 0.98 - 1e-4) > delta or reported < 1e-3
+        gated = epsilon_homogeneous(event, delta, "add-remove")
+        assert exact_delta(mu, gated) <= HOMOGENEOUS_SHARE * delta * (1 + 1e-9)
 
 
 def test_plain_gaussians_of_several_multipliers_become_one():

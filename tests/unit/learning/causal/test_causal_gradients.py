@@ -52,11 +52,9 @@ def clipped_by_hand(gradients: Sequence[Gradient], clip: float) -> Gradient:
 def clipped_by_us(
     module: CausalModel, ids: Tensor, targets: Tensor, clip: float, groups: Groups | None = None
 ) -> Gradient:
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
     with ClippedGradients(module) as clipped:
         clipped.add(module.losses(ids, targets), clip, groups=groups)
-    return {name: each.grad.clone() for name, each in trained(module).items() if each.grad is not None}
+    return {name: values * clip for name, values in clipped.sums.items()}
 
 
 def tensors() -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from learning.mechanisms.banded import best_coefficients, error_of, independent_error, prefix_variances, square_root
+from tacit import mechanism
 from tacit.mechanism import MAX_BAND, DpSgd
 
 
@@ -23,6 +24,12 @@ def test_the_error_is_that_of_the_dense_matrix(band, steps):
     assert np.allclose(prefix_variances(c, steps), (sums**2).sum(axis=1))
     largest = np.sqrt((dense(c, steps) ** 2).sum(axis=0).max())
     assert error_of(c, steps) == pytest.approx(np.linalg.norm(sums) / math.sqrt(steps) * largest)
+
+
+def with_root(ratio):
+    """Two bands whose noise is `ratio` times as large at each step, and a norm just below 1."""
+    first = (1 - 1e-9) / math.sqrt(1 + ratio**2)
+    return first, first * ratio
 
 
 def test_independent_noise_is_one_band():
@@ -96,6 +103,11 @@ def test_norms_are_below_one_exactly():
         ((), "the first must be positive"),
         ((0.05, 0.99), "grow from step to step"),
         ((5e-324, 0.5), "grow from step to step"),
+        # These grow too slowly to be seen in the first 1,000 steps: by 1.002 and 1.0005 a step, or not at all.
+        (with_root(1.002), "grow from step to step"),
+        (with_root(-1.0005), "grow from step to step"),
+        (with_root(1.0), "grow from step to step"),
+        ((0.5, *[0.0] * 62, 0.501), "grow from step to step"),
         ((0.5,), "the only coefficient is 1"),
         ((0.1,) * (MAX_BAND + 1), "at most"),
         ((float("nan"), 0.1), "coefficients"),
@@ -104,6 +116,35 @@ def test_norms_are_below_one_exactly():
 def test_a_member_refuses_a_matrix_that_is_longer_than_it_claims(coefficients, why):
     with pytest.raises(ValidationError, match=why):
         DpSgd(noise_multiplier=1.0, coefficients=coefficients)
+
+
+@pytest.mark.parametrize("coefficients", [with_root(1.002), with_root(-1.0005)])
+def test_noise_that_grows_late_grows_without_bound(coefficients):
+    """What the refusal is for: at most 16 for 1,000 steps, and past 2^20 in a job's million."""
+    entries = [1 / coefficients[0]]
+    for _ in range(40_000):
+        entries.append(-coefficients[1] * entries[-1] / coefficients[0])
+    assert max(abs(each) for each in entries[:1000]) <= 16
+    assert abs(entries[-1]) > 2.0**20
+
+
+def test_the_matrices_of_our_own_plans_pass():
+    for band in (2, 3, 4, 8, 16, 32, MAX_BAND):
+        for steps in (band, 2 * band, 300, 5_000):
+            found = best_coefficients(band, max(steps, band))
+            assert DpSgd(noise_multiplier=1.0, steps=1_000_000, coefficients=found).band == band
+    # Noise that dies out slowly, too.
+    assert DpSgd(noise_multiplier=1.0, steps=1_000_000, coefficients=with_root(-0.999)).band == 2
+
+
+def test_the_check_ends_undecided_after_a_bounded_number_of_products(monkeypatch):
+    """A document must not cost what it asks for. Noise that dies out too slowly to be proved is refused."""
+    assert mechanism._ENTRIES <= 1 << 16
+    slow = with_root(-0.9995)
+    assert DpSgd(noise_multiplier=1.0, steps=1_000_000, coefficients=slow).band == 2
+    monkeypatch.setattr(mechanism, "_ENTRIES", 1)
+    with pytest.raises(ValidationError, match="grow from step to step"):
+        DpSgd(noise_multiplier=1.0, steps=1_000_000, coefficients=slow)
 
 
 def test_the_sum_is_exact_where_floats_round():

@@ -43,6 +43,11 @@ def test_the_rows_are_those_of_the_inverse():
     assert np.allclose(steps.rows[(STEPS - 1) % (BAND - 1)], rows[-1])
 
 
+def nothing_of(module):
+    """The sums of a step that drew no example."""
+    return {name: torch.zeros_like(each, dtype=torch.float64) for name, each in module.named_parameters()}
+
+
 def test_the_covariance_of_what_a_training_adds():
     # Many coordinates of a bias are many draws of the noise. No example: each step is its noise alone.
     values, std, unit = 20_000, 0.7 * 0.25, 0.25
@@ -50,8 +55,7 @@ def test_the_covariance_of_what_a_training_adds():
     module.weight.requires_grad_(False)
     steps, random, rows = begun(values), Seeded("covariance"), []
     for _ in range(STEPS):
-        module.bias.grad = torch.zeros(values)
-        add_noise(module, [module.bias], unit, std, random, steps)
+        add_noise(module, {"bias": torch.zeros(values, dtype=torch.float64)}, unit, std, random, steps)
         rows.append(module.bias.grad.double().numpy() / std)
     seen = np.array(rows)
     inverse = np.linalg.inv(dense(C, STEPS))
@@ -70,8 +74,7 @@ def test_a_long_parameter_is_made_block_by_block_each_in_its_place():
     module.weight.requires_grad_(False)
     steps = begun(40_000)
     for _ in range(BAND - 1):
-        module.bias.grad = torch.zeros(40_000)
-        add_noise(module, [module.bias], 0.5, 0.5, SystemRandom(), steps)
+        add_noise(module, {"bias": torch.zeros(40_000, dtype=torch.float64)}, 0.5, 0.5, SystemRandom(), steps)
     assert np.count_nonzero(steps.rows) == steps.rows.size
     newest = steps.rows[(BAND - 2) % (BAND - 1)]
     assert np.allclose(module.bias.grad.double().numpy(), 0.5 * newest, atol=lattice_step(0.5))
@@ -92,9 +95,7 @@ def test_every_parameter_has_a_part_of_the_row_of_its_own():
     module = nn.Linear(3, 4)
     steps = begun(16)
     for _ in range(BAND - 1):
-        for each in module.parameters():
-            each.grad = torch.zeros_like(each)
-        add_noise(module, list(module.parameters()), 0.5, 0.5, SystemRandom(), steps)
+        add_noise(module, nothing_of(module), 0.5, 0.5, SystemRandom(), steps)
     seen = torch.cat([each.grad.flatten() for each in module.parameters()]).double().numpy()
     assert np.allclose(seen, 0.5 * steps.rows[(BAND - 2) % (BAND - 1)], atol=lattice_step(0.5))
     assert len(np.unique(steps.rows)) == steps.rows.size
@@ -184,10 +185,7 @@ def test_a_heads_row_is_that_of_a_modules_parameters():
         # Without examples the sum is zero, and nothing but the noise reads the source.
         given = {"random": Seeded(number), "rate": 1.0, "ids": np.zeros((0, 3), np.int64), "correlated": ours}
         train_private_head(arrays(head), *nothing, mechanism, **given)
-        trained = list(module.parameters())
-        for each in trained:
-            each.grad = torch.zeros_like(each)
-        add_noise(module, trained, 0.25, 0.125, Seeded(number), theirs)
+        add_noise(module, nothing_of(module), 0.25, 0.125, Seeded(number), theirs)
         assert torch.equal(-head.weight, module.weight.grad)
         assert torch.equal(-head.bias, module.bias.grad)
     assert np.array_equal(ours.rows, theirs.rows)

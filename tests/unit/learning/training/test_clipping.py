@@ -113,12 +113,10 @@ def by_hand(module, ids, labels, clip):
     return total, norms
 
 
-def ours(module, ids, labels, clip, scale=1.0):
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+def ours(module, ids, labels, clip):
     with ClippedGradients(module) as clipped:
-        clipped.add(functional.cross_entropy(module(ids), labels, reduction="none"), clip, scale)
-    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.requires_grad}
+        clipped.add(functional.cross_entropy(module(ids), labels, reduction="none"), clip)
+    return {name: values * clip for name, values in clipped.sums.items()}
 
 
 def assert_same(found, expected, clip, relative=1e-5):
@@ -174,20 +172,16 @@ def test_the_papers_size_agrees_with_opacus():
     assert_same(ours(module, ids, labels, 0.5), opacus_sum(module, ids, labels, 0.5), 3.0)
 
 
-def test_sums_are_added_and_scaled():
+def test_sums_are_added_up_in_units_of_the_clip():
     module = textcnn()
     ids, labels = texts()
-    once = {name: g.clone() for name, g in ours(module, ids, labels, 0.1, scale=0.25).items()}
     whole = ours(module, ids, labels, 0.1)
-    assert_same(once, {name: g / 4 for name, g in whole.items()}, 0.1)
     # A sum is added to what is there, so two pieces give the same sum.
-    for parameter in module.parameters():
-        parameter.grad = torch.zeros_like(parameter)
     with ClippedGradients(module) as clipped:
         for rows in (slice(0, 3), slice(3, None)):
             losses = functional.cross_entropy(module(ids[rows]), labels[rows], reduction="none")
             clipped.add(losses, 0.1)
-    assert_same({name: parameter.grad for name, parameter in module.named_parameters()}, whole, 0.1)
+    assert_same({name: values * 0.1 for name, values in clipped.sums.items()}, whole, 0.1)
 
 
 def test_an_example_does_not_depend_on_its_batch():
@@ -225,14 +219,12 @@ class Scored(nn.Module):
 
     def added(self, x, g, clip):
         """The norm that examples x (B, ...) with g (B, ...) add to the sum, in units of the clip as in training."""
-        for parameter in self.parameters():
-            parameter.grad = torch.zeros_like(parameter)
         with ClippedGradients(self) as clipped:
             # g is set directly: a loss of output * g could be any number if the output is large.
             output = self.layer(x)
             clipped.gradients = lambda *_, **__: {"layer": g}
-            clipped.add(output.flatten(1).sum(dim=1), clip, 1 / clip)
-        return float(sum(parameter.grad.double().square().sum() for parameter in self.parameters()) ** 0.5)
+            clipped.add(output.flatten(1).sum(dim=1), clip)
+        return float(sum(values.square().sum() for values in clipped.sums.values()) ** 0.5)
 
 
 EXTREMES = [(1e18, 9.6e-24, 1e-30), (1e-20, 1e-20, 1e-43), (1e20, 1e20, 1.0), (1e30, 1e-44, 1e-30), (1.0, 1e-30, 1e-33)]

@@ -238,10 +238,10 @@ def test_plain_steps_are_those_of_torch_for_the_same_seed(mu):
 
 def test_noise_on_arrays_is_noise_on_tensors_from_the_same_coins():
     """A head's noise is what `add_noise` gives a module of the same shapes, to the bit."""
-    sums = np.random.default_rng(1).standard_normal((300, 120))
+    # So large that float32 would move some to another cell of the lattice.
+    sums = np.random.default_rng(1).standard_normal((300, 120)) * 1000
     layer = nn.Linear(120, 300, bias=False)
-    layer.weight.grad = torch.from_numpy(sums.astype(np.float32))
-    add_noise(layer, [layer.weight], 0.01, 0.02, Recorded(5))
+    add_noise(layer, {"weight": torch.from_numpy(sums)}, 0.01, 0.02, Recorded(5))
     assert np.array_equal(noised_on_lattice(sums, 0.01, 0.02, Recorded(5)), layer.weight.grad.numpy())
 
 

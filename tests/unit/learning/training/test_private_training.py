@@ -375,11 +375,11 @@ def test_sum_and_noise_meet_in_float64_and_are_rounded_once():
     """By hand, with several blocks of values, and sums whose last bits float32 would lose next to the noise."""
     count, unit, std = 2 * private._BLOCK + 5, 0.1 / 7, 0.3 / 7
     module = nn.ParameterDict({"all": nn.Parameter(torch.zeros(count))})
-    sums = torch.linspace(-30, 30, count)
-    module["all"].grad = sums.clone()
-    private.add_noise(module, list(module.parameters()), unit, std, Seeded("lattice"))
+    # float32 would move a sum by up to a hundredth of a cell.
+    sums = torch.linspace(-30, 30, count, dtype=torch.float64)
+    private.add_noise(module, {"all": sums}, unit, std, Seeded("lattice"))
     source, expected, step = Seeded("lattice"), [], lattice_step(std)
-    for part in sums.double().split(private._BLOCK):
+    for part in sums.split(private._BLOCK):
         drawn = torch.zeros_like(part)
         noise.fill_gaussian(drawn, std, source)
         expected.append(np.rint((part.numpy() * unit + drawn.numpy()) / step) * step)
