@@ -195,7 +195,7 @@ def read_rows(
     """
     if writes(job.model):
         turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
-        read = read_data(path, text=text, label=None, person=person, **turns)
+        read = read_data(path, text=text, label=None, person=person, **turns, rows_for="dialogues")
         check_rows(read.examples, job, dialogue_columns=read.dialogue_columns)
         sites = [] if column is None else read_data(path, text=text, label=column, **turns).examples
         return Rows(tuple(read.examples), () if column is None else column_of(sites, column))
