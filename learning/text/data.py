@@ -816,8 +816,8 @@ def check_dialogues(
     wanted = f"a {_PROMPT!r} and a {_RESPONSE!r}, or {_MESSAGES!r}"
     if not dialogue_columns:
         raise ColumnMissing(
-            f"the job's model writes, and the table has no columns {wanted}; name yours with --prompt and --response, "
-            "or with --messages"
+            f"the job's model writes, and the table has neither the columns {_PROMPT!r} and {_RESPONSE!r} nor a column "
+            f"{_MESSAGES!r}; name yours with --prompt and --response, or with --messages"
         )
     if lacking := sum(dialogue_of(example, roles) is None for example in examples):
         raise DataInvalid(

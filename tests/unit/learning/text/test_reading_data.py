@@ -135,6 +135,10 @@ def test_a_wrong_separator_is_named(tmp_path: Path, name: str, content: str, say
 def test_a_semicolon_or_a_tab_in_a_header_with_commas_is_a_part_of_a_name(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.csv", "text,a;b,c\td\nwhy?,A,B\n")
     assert read_examples(path, label="a;b") == [Example("why?", "A")]
+    path = written(tmp_path, "rows.csv", "text,a;b\nwhy?,A\n")
+    assert read_examples(path, label="a;b") == [Example("why?", "A")]
+    path = written(tmp_path, "rows.tsv", "a;b\nwhy?\n")
+    assert read_examples(path, text="a;b", label=None) == [Example("why?", None)]
 
 
 @pytest.mark.parametrize(
