@@ -191,7 +191,7 @@ def test_labels_are_one_line_of_csv(tmp_path, monkeypatch) -> None:
     rest = shlex.split("--members 3 --examples 300 --epsilon none --texts short --model minilm")
     typed("job", "new", "quoted", "--labels", '"billing, insurance", complaint,"say ""no"""', *rest)
     assert JobSpec.from_toml(Path("quoted.toml")).labels == ("billing, insurance", "complaint", 'say "no"')
-    for wrong in ('"billing, insurance', "a\nb,c", '"a"b,c', "", "a,,b"):
+    for wrong in ('"billing, insurance', "a,b\nc,d", '"a"b,c', "", "a,,b"):
         with pytest.raises(CommandFailed, match="--labels") as failed:
             typed("job", "new", "wrong", "--labels", wrong, *rest)
         assert failed.value.code is ExitCode.USAGE

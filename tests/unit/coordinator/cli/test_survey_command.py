@@ -75,9 +75,9 @@ def test_no_file_is_written_of_a_mistake(words, said, tmp_path):
 
 
 def test_labels_are_one_line_of_csv():
-    assert typed("new", "quoted", "--labels", '"billing, insurance", complaint')[0] == 0
+    assert typed("new", "quoted", "--labels", 'complaint, "billing, insurance"')[0] == 0
     (histogram,) = SurveySpec.from_toml(Path("quoted.toml")).question.histograms
-    assert histogram.labels == ("billing, insurance", "complaint")
+    assert histogram.labels == ("complaint", "billing, insurance")
 
 
 def test_a_survey_is_not_told_of_rounds_and_lots():
