@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 __all__ = ["Partition", "Split", "by_column", "by_label", "by_quantity", "by_ratios", "split"]
 
 Rows = NDArray[np.int64]
+# Ratios that a sentence names.
+_MAX_RATIOS = 8
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,11 @@ def by_ratios(rows: int, ratios: Sequence[float], seed: int, *, least: int = 1) 
     """
     shares = np.array(ratios, dtype=np.float64)
     if not len(shares) or not np.isfinite(shares).all() or (shares <= 0).any():
-        raise ValueError(f"ratios {list(ratios)}: give one for each member, each above 0")
+        raise ValueError(f"{_said(ratios)}: give one for each member, each above 0")
     sizes = _apportioned(shares / shares.sum(), rows)
     if sizes.min() < least:
         raise ValueError(
-            f"ratios {list(ratios)} leave a member {sizes.min()} of {rows} rows, and each needs {least}; "
+            f"{_said(ratios)} leave a member {sizes.min()} of {rows} rows, and each needs {least}; "
             "take ratios that differ less, or more rows"
         )
     return _dealt(sizes, _random("ratios", seed))
@@ -167,6 +169,13 @@ def _check(rows: int, members: int, least: int) -> None:
         raise ValueError(f"{members} members with at least {least} rows each: both numbers must be 1 or more")
     if rows < members * least:
         raise ValueError(f"{rows} rows are too few for {members} members with {least} each; take fewer members")
+
+
+def _said(ratios: Sequence[float]) -> str:
+    if len(ratios) > 1 and len(set(ratios)) == 1:
+        return f"{len(ratios)} equal shares"
+    listed = ", ".join(f"{each:g}" for each in ratios[:_MAX_RATIOS])
+    return f"ratios {listed or '(none)'}{f' ... ({len(ratios)} in all)' if len(ratios) > _MAX_RATIOS else ''}"
 
 
 def _check_alpha(alpha: float) -> None:

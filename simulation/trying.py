@@ -5,7 +5,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from learning.text.data import (
     check_labels,
     check_pairs,
     read_data,
-    read_examples,
 )
 from learning.training.local import TrainingCancelled
 from simulation.kept_features import SharedFeatures
@@ -195,9 +194,9 @@ def read_rows(
     """
     if writes(job.model):
         turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
-        read = read_data(path, text=text, label=None, person=person, **turns)
+        read = read_data(path, text=text, label=None, person=person, **turns, rows_for="dialogues")
         check_rows(read.examples, job, dialogue_columns=read.dialogue_columns)
-        sites = [] if column is None else read_data(path, text=text, label=column, **turns).examples
+        sites = [] if column is None else _sites(path, column, text, turns)
         return Rows(tuple(read.examples), () if column is None else column_of(sites, column))
     examples = read_data(path, text=text, label=label, text_b=text_b, person=person).examples
     check_rows(examples, job)
@@ -205,10 +204,19 @@ def read_rows(
         check_pairs(examples)
     values: tuple[str, ...] = ()
     if column is not None:
-        values = tuple(str(each.label) for each in read_examples(path, text=text, label=column))
+        values = tuple(str(each.label) for each in _sites(path, column, text, {}))
         if len(values) != len(examples):
             raise DataInvalid(f"{path.name}: {len(values)} of {len(examples)} rows have a {column}; fill the column")
     return Rows(tuple(examples), values)
+
+
+def _sites(path: Path, column: str, text: str, turns: Mapping[str, Any]) -> list[Example]:
+    """Read the rows with the value of the column in place of the label. Raises DataInvalid."""
+    try:
+        return read_data(path, text=text, label=column, **turns).examples
+    except DataInvalid as error:
+        # The label's option does not name this column.
+        raise DataInvalid(str(error).replace("with --label", "with --column")) from None
 
 
 def try_kept(

@@ -1,4 +1,7 @@
-"""Writes a tuned job file: the operator's own text with other numbers. Comments and order stay.
+"""Writes a tuned job file: the operator's own text with other numbers, in the same order, with comments still true.
+
+A comment is left out if it is directly above or beside a key that changed. Comments that state privacy are believed, so
+if the mechanism or the rounds changed, all of [mechanism] are left out, and elsewhere those that name privacy.
 
 Guarantee: the text that is returned reads as exactly the wanted job. Where the operator's text cannot be edited to that
 (inline tables, dotted keys), the error says so.
@@ -19,6 +22,7 @@ _HEADER = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(#.*)?$")
 _KEY = re.compile(r"^(\s*)([A-Za-z0-9_\-]+)(\s*=\s*)(.*?)(\s*#[^\"']*)?$")
 # The tables that tuning replaces.
 _TABLES = ("mechanism", "training", "method")
+_PRIVACY = re.compile(r"epsilon|delta|privacy", re.IGNORECASE)
 
 
 class NotEditable(ValueError):
@@ -37,7 +41,25 @@ def tuned_text(text: str, before: JobSpec, wanted: JobSpec) -> str:
     Raises:
         NotEditable: the text cannot be edited to that.
     """
-    lines = text.split("\n")
+    edited = "\n".join(_edited(text.split("\n"), before, wanted))
+    try:
+        lines = _with_true_comments(
+            text.split("\n"),
+            tomllib.loads(text),
+            tomllib.loads(edited),
+            private=wanted.mechanism != before.mechanism or wanted.rounds != before.rounds,
+        )
+        made = "\n".join(_edited(lines, before, wanted))
+        found = JobSpec.model_validate(tomllib.loads(made))
+    except (ValueError, DocumentInvalid) as error:
+        raise NotEditable(f"{_UNEDITABLE} ({error})") from error
+    if found != wanted:
+        raise NotEditable(_UNEDITABLE)
+    return made
+
+
+def _edited(lines: list[str], before: JobSpec, wanted: JobSpec) -> list[str]:
+    """Return the lines with the wanted numbers."""
     for name in _TABLES:
         if getattr(wanted, name) != getattr(before, name):
             table = _written(getattr(wanted, name).model_dump(mode="json"), keep=("name",))
@@ -51,14 +73,49 @@ def tuned_text(text: str, before: JobSpec, wanted: JobSpec) -> str:
         lines = _set(lines, "model", {key: value for key, value in new.items() if value != old.get(key)})
     if wanted.tuned_on != before.tuned_on:
         lines = _set(lines, "", {"tuned_on": wanted.tuned_on})
-    made = "\n".join(lines)
-    try:
-        found = JobSpec.model_validate(tomllib.loads(made))
-    except (ValueError, DocumentInvalid) as error:
-        raise NotEditable(f"{_UNEDITABLE} ({error})") from error
-    if found != wanted:
-        raise NotEditable(_UNEDITABLE)
-    return made
+    return lines
+
+
+def _with_true_comments(
+    lines: list[str], before: Mapping[str, Any], after: Mapping[str, Any], *, private: bool
+) -> list[str]:
+    """Return the lines without the comments that the new values may make false.
+
+    Args:
+        lines: of the file before.
+        before, after: its tables before and after.
+        private: whether what members spend may change.
+    """
+    kept: list[str] = []
+    comments: list[str] = []
+    table = ""
+    for line in lines:
+        if line.lstrip().startswith("#"):
+            comments.append(line)
+            continue
+        header, key = _HEADER.match(line), _KEY.match(line)
+        changed = key is not None and _value(before, table, key[2]) != _value(after, table, key[2])
+        # A comment right above a header is of the table that begins there.
+        if not (changed or (private and _states_privacy(comments, "" if header else table))):
+            kept += comments
+        comments = []
+        if header:
+            table = header[1].replace(" ", "")
+        stale = key and key[5] and (changed or (private and _states_privacy([key[5]], table)))
+        kept.append(line[: key.start(5)] if key and stale else line)
+    return kept if private and _states_privacy(comments, table) else kept + comments
+
+
+def _states_privacy(comments: list[str], table: str) -> bool:
+    return table == "mechanism" or _PRIVACY.search(" ".join(comments)) is not None
+
+
+def _value(tables: Mapping[str, Any], table: str, key: str) -> Any:
+    """Return a key's value; None if there is no such key."""
+    found: Any = tables
+    for name in [*filter(None, table.split(".")), key]:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 _UNEDITABLE = (

@@ -45,7 +45,8 @@ def rows_of(
     if not rows:
         raise DataInvalid("there are no rows; give at least some of each label")
     try:
-        turns = {"prompt": prompt, "response": response, "messages": messages}
+        turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
+        turns["rows_for"] = "texts" if label is not None else "texts or dialogues"
         found = tuple(examples_of(rows, text=text, label=label, text_b=text_b, person=person, **turns))
         values = () if column is None else column_of(examples_of(rows, text=text, label=column, **turns), column)
     except DataInvalid as error:

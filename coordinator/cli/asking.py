@@ -1,11 +1,11 @@
-"""What the commands of questions share: writing a checked file, asking, and fetching the answer."""
+"""What the commands share that write a checked file or ask a question: names, labels, noise, and fetching an answer."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.cli.common import CALL_SECONDS
-from toolkit.console import ExitCode, fail
+from toolkit.console import ExitCode, fail, printable
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
@@ -19,18 +19,51 @@ if TYPE_CHECKING:
 
     Spec = TypeVar("Spec", SurveySpec, MeasurementSpec)
 
-__all__ = ["DELTA", "Answer", "checked", "fetch_answer", "fetch_document", "new_file", "std_of", "write"]
+__all__ = ["DELTA", "Answer", "checked", "fetch_answer", "fetch_document", "labels_of", "new_file", "std_of", "write"]
 
 # The delta of a policy that says nothing.
 DELTA = 1e-6
 
 
 def new_file(name: str, out: Path | None) -> Path:
-    """The file to write for a question of this name. Raises CommandFailed if it is there already."""
+    """The file to write for a job or a question of this name.
+
+    Raises:
+        CommandFailed: It is there already, or nothing can have this name.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from tacit.job_parts import Name
+
+    try:
+        TypeAdapter[str](Name).validate_python(name)
+    except ValidationError:
+        fail(
+            f"{printable(name)!r}: a name is 1 to 63 of a-z, 0-9, dot, dash, underscore, and begins with a letter or a "
+            "digit",
+            ExitCode.USAGE,
+        )
     target = Path(f"{name}.toml") if out is None else out
     if target.exists():
         fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
     return target
+
+
+def labels_of(told: str) -> tuple[str, ...]:
+    """The labels in one line of CSV, so that one with a comma can be written in quotes.
+
+    Raises:
+        ValueError: It is not one line of CSV.
+    """
+    import csv
+
+    try:
+        rows = list(csv.reader(told.splitlines(keepends=True), strict=True, skipinitialspace=True))
+    except csv.Error:
+        rows = []
+    if len(rows) != 1:
+        raise ValueError(f"{told!r} is not one line of CSV; write labels as good,bad, and one with a comma in quotes")
+    return tuple(each.strip() for each in rows[0])
 
 
 def checked(kind: "type[Spec]", text: str, target: Path) -> "Spec":
@@ -65,7 +98,7 @@ def std_of(vector: "Holds", distance: float, epsilon: float, unit: "Unit") -> fl
         unit: What members' ledgers protect.
 
     Raises:
-        CommandFailed: no noise is enough, or the accounting libraries are missing.
+        CommandFailed: no noise is enough, the epsilon is not positive, or the accounting libraries are missing.
     """
     import math
 
@@ -78,10 +111,12 @@ def std_of(vector: "Holds", distance: float, epsilon: float, unit: "Unit") -> fl
             f"{install_with('coordinator', 'export')}",
             ExitCode.USAGE,
         )
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        fail(f"--epsilon {epsilon:g}: must be a positive number; 0.5 is usual", ExitCode.USAGE)
     try:
         exact = std_for(vector, distance, epsilon, DELTA, unit=unit)
-    except (NotAffordable, ValueError) as error:
-        fail(f"--epsilon {epsilon:g}: {error}", ExitCode.USAGE)
+    except NotAffordable:
+        fail(f"--epsilon {epsilon:g}: not enough for an answer at any noise; raise epsilon", ExitCode.USAGE)
     digits = 10 ** (3 - math.floor(math.log10(exact)))
     return float(math.ceil(exact * digits) / digits)
 

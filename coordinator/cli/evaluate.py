@@ -126,7 +126,14 @@ def evaluate(
     where = operator_folder(operator, folder)
     try:
         examples = tools.read_data(
-            data, text=text, label=label, text_b=text_b, prompt=prompt, response=response, messages=messages
+            data,
+            text=text,
+            label=label,
+            text_b=text_b,
+            prompt=prompt,
+            response=response,
+            messages=messages,
+            rows_for="texts or dialogues",
         ).examples
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE if data.exists() else ExitCode.NOT_FOUND)

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from coordinator.cli.asking import new_file
 from coordinator.cli.backbone import FOLDER
 from coordinator.cli.common import (
     CALL_SECONDS,
@@ -23,6 +25,15 @@ from coordinator.cli.common import (
 )
 from coordinator.cli.corpora import corpora
 from coordinator.cli.creating import create_job
+from coordinator.cli.job_questions import (
+    Questions,
+    read_epsilon,
+    read_examples,
+    read_labels,
+    read_members,
+    read_texts,
+    read_two_numbers,
+)
 from coordinator.cli.plot import plot
 from coordinator.cli.trying import try_job
 from toolkit.console import ExitCode, fail, print_json, printable
@@ -52,7 +63,7 @@ def new(
     out: Annotated[
         Path | None, typer.Option(help="The job file to write. Default: NAME.toml.", show_default=False)
     ] = None,
-    labels: Annotated[str | None, typer.Option(help="The labels, separated by commas.", show_default=False)] = None,
+    labels: Annotated[str | None, typer.Option(help="The labels, as one line of CSV.", show_default=False)] = None,
     members: Annotated[int | None, typer.Option(min=3, help="How many members take part.", show_default=False)] = None,
     examples: Annotated[
         int | None, typer.Option(min=1, help="Examples of the member that has the fewest.", show_default=False)
@@ -83,41 +94,51 @@ def new(
     """Write a job file: asks five questions, or takes the answers as options. Works offline."""
     import os
 
-    from coordinator.cli.new_job import TEXTS, Answers, JobNotMade, job_file
+    from coordinator.cli.new_job import Answers, JobNotMade, check_answers, job_file
 
-    target = Path(f"{name}.toml") if out is None else out
-    if target.exists():
-        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
-    if members is None or examples is None:
-        told = _ask("Members, and examples of the one with the fewest (such as 3 300)", "--members and --examples")
-        numbers = told.split()
-        if len(numbers) != 2 or not all(each.isdecimal() for each in numbers):
-            fail(f"{told!r} is not two numbers; write them as 3 300", ExitCode.USAGE)
-        members, examples = map(int, numbers)
-    labels = labels or _ask("Labels, separated by commas", "--labels")
-    epsilon = epsilon or _ask("Epsilon for all rounds, 1 to 8, or none for no noise", "--epsilon", "8")
-    texts = texts or _ask("Texts: short, long or pairs", "--texts", "short")
-    model = model or _ask("Model: a backbone such as minilm, words, or own vocabularies", "--model", "minilm")
-    if texts not in TEXTS:
-        fail(f"--texts {texts} is not one of {', '.join(TEXTS)}", ExitCode.USAGE)
+    target = new_file(name, out)
+    if words is not None and not words.is_file():
+        fail(f"{words} does not exist; name a public list of words, one a line, with --words", ExitCode.NOT_FOUND)
+    given = {
+        "--members": members,
+        "--examples": examples,
+        "--labels": labels,
+        "--epsilon": epsilon,
+        "--texts": texts,
+        "--model": model,
+    }
+    asked = Questions([option for option, value in given.items() if not value])
+    if not members and not examples:
+        question = "Members, and examples of the one with the fewest (such as 3 300)"
+        members, examples = asked.answer(question, read_two_numbers)
+    members = members or asked.answer("Members", read_members)
+    examples = examples or asked.answer("Examples of the member with the fewest", read_examples)
     where = operator_at_hand(operator, folder)
     pieces = words is None and where is not None
     if words is None and where is not None:
         words = where / FOLDER / "minilm" / "vocab.txt"
+    told = Answers(
+        name=name,
+        labels=asked.given("--labels", labels, "Labels, separated by commas", read_labels),
+        members=members,
+        examples=examples,
+        epsilon=asked.given(
+            "--epsilon", epsilon, "Epsilon for all rounds, 1 to 8, or none for no noise", read_epsilon, "8"
+        ),
+        texts=asked.given("--texts", texts, "Texts: short, long or pairs", read_texts, "short"),
+        model=model or "",
+        vocabulary=os.path.relpath(words, target.parent) if words is not None and words.is_file() else None,
+        word_pieces=pieces,
+    )
+
+    def chosen(answer: str) -> Answers:
+        made = replace(told, model=answer)
+        check_answers(made)
+        return made
+
+    question = "Model: a backbone such as minilm, words, or own vocabularies"
     try:
-        text = job_file(
-            Answers(
-                name=name,
-                labels=tuple(each.strip() for each in labels.split(",")),
-                members=members,
-                examples=examples,
-                epsilon=None if epsilon == "none" else float(epsilon),
-                texts=next(each for each in TEXTS if each == texts),
-                model=model,
-                vocabulary=os.path.relpath(words, target.parent) if words is not None and words.is_file() else None,
-                word_pieces=pieces,
-            )
-        )
+        text = job_file(replace(told, model=model) if model else asked.answer(question, chosen, "minilm"))
     except ImportError as error:
         fail(
             f"choosing the noise needs the model libraries ({error.name or error} is missing); "
@@ -126,8 +147,6 @@ def new(
         )
     except JobNotMade as error:
         fail(f"no job file was written: {error}", ExitCode.USAGE)
-    except ValueError:
-        fail(f"--epsilon {epsilon} is neither a number nor none", ExitCode.USAGE)
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -144,20 +163,6 @@ def _earlier(start: str, where: Path, as_json: bool) -> "Earlier":
     from tacit.job import earlier_version
 
     return fetch_earlier(where, *earlier_version(start), quiet=as_json)
-
-
-def _ask(question: str, options: str, default: str | None = None) -> str:
-    """Asks on the terminal.
-
-    Raises:
-        CommandFailed: there is no terminal.
-    """
-    import sys
-
-    if not sys.stdin.isatty():
-        fail(f"{options} is missing, and there is no terminal to ask; add it", ExitCode.USAGE)
-    answer: str = typer.prompt(question, default=default, err=True)
-    return answer
 
 
 @app.command()

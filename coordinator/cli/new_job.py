@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Literal, get_args
 
-__all__ = ["DELTA", "MODELS", "TEXTS", "Answers", "JobNotMade", "job_file"]
+__all__ = ["DELTA", "MODELS", "TEXTS", "Answers", "JobNotMade", "check_answers", "job_file"]
 
 Texts = Literal["short", "long", "pairs"]
 TEXTS: tuple[Texts, ...] = get_args(Texts)
@@ -81,11 +81,11 @@ class _Noise:
     spare_rounds: int = 0
 
 
-def job_file(answers: Answers) -> str:
-    """The text of a job file.
+def check_answers(answers: Answers) -> None:
+    """Checks what can be seen of the answers without computing any noise.
 
     Raises:
-        JobNotMade: The answers contradict each other, or no noise is enough for the epsilon.
+        JobNotMade: The answers contradict each other.
     """
     recipe = answers.recipe
     if answers.model == _WRITER:
@@ -109,6 +109,16 @@ def job_file(answers: Answers) -> str:
         raise JobNotMade(f"members: secure aggregation needs three members or more, got {answers.members}")
     if answers.epsilon is not None and not answers.epsilon > 0:
         raise JobNotMade(f"epsilon: must be above 0, or none for a job without noise, got {answers.epsilon:g}")
+
+
+def job_file(answers: Answers) -> str:
+    """The text of a job file.
+
+    Raises:
+        JobNotMade: The answers contradict each other, or no noise is enough for the epsilon.
+    """
+    check_answers(answers)
+    recipe = answers.recipe
     rounds = _NOISY_ROUNDS if answers.epsilon is not None else 20
     noise = None if answers.epsilon is None else _noise(answers, answers.epsilon, rounds)
     counted = f"{len(answers.labels)} labels, {answers.members} members"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.asking import DELTA, Answer, checked, fetch_answer, new_file, std_of, write
+from coordinator.cli.asking import DELTA, Answer, checked, fetch_answer, labels_of, new_file, std_of, write
 from coordinator.cli.common import Dir, Json, Operator, operator_folder, operator_stub, run, table
 from coordinator.cli.creating import create_job
 from toolkit.console import ExitCode, fail, print_json, printable
@@ -31,7 +31,7 @@ _ROWS = (100, 300, 1000, 3000, 10_000)
 def new(
     name: Name,
     labels: Annotated[
-        str | None, typer.Option(help="The labels to ask about, separated by commas.", show_default=False)
+        str | None, typer.Option(help="The labels to ask about, as one line of CSV.", show_default=False)
     ] = None,
     words: Annotated[
         Path | None,
@@ -63,7 +63,10 @@ def new(
         fail(f"--kind: {kind!r} is not one of wordpiece, words", ExitCode.USAGE)
     tables: list[str] = []
     if labels is not None:
-        listed = json.dumps([each.strip() for each in labels.split(",") if each.strip()], ensure_ascii=False)
+        try:
+            listed = json.dumps([each for each in labels_of(labels) if each], ensure_ascii=False)
+        except ValueError as error:
+            fail(f"--labels {error}", ExitCode.USAGE)
         tables.append(f'[[histograms]]\nkind = "labels"\nlabels = {listed}\n')
     if words is not None:
         if not words.is_file():

@@ -108,6 +108,9 @@ def try_job(
         fail(f"{target}: paths in a job file are relative to its folder; choose --out in {file.parent}", ExitCode.USAGE)
     if target.resolve() == file.resolve():
         fail(f"{target} is the job file itself; choose another --out", ExitCode.USAGE)
+    writes_file = out is not None if suggest else not keeps_state(job.method)
+    if writes_file and target.exists():
+        fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
     if suggest:
         if data is not None:
             fail("--suggest needs no data; leave out --data, or leave out --suggest to try the job", ExitCode.USAGE)
@@ -115,7 +118,12 @@ def try_job(
         return
     if data is None:
         fail("give --data FILE with labelled rows, or --suggest for numbers without data", ExitCode.USAGE)
-    if (members is None) == (column is None):
+    if members is not None and column is not None:
+        fail(
+            "--members and --column are both given, and each says who the members are; leave one of them out",
+            ExitCode.USAGE,
+        )
+    if members is None and column is None:
         fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
     private = _declared(data, rows, force)
     try:

@@ -69,7 +69,7 @@ class DialogueReading:
         """Prints the example: each stretch says whether the model learns to write it."""
         if not self.example:
             return
-        say("  your first such row, which stays here (> is what the model learns to write):")
+        say("  your first dialogue, which stays on this machine (> is what the model learns to write):")
         for text, learnt in self.example:
             short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
             for line in short.strip("\n").split("\n"):

@@ -30,7 +30,7 @@ from edge_client.runtime import cannot_train
 from edge_client.session.keeping import TableUnused, table_unused
 from learning.accounting.expected_noise import ExpectedNoise, Values, expected_noise
 from learning.accounting.planning import NOTHING_MEASURED, MetricsCost, cost_of_metrics
-from learning.artifacts import fetch_job, fetch_manifest, fetch_tokenizer
+from learning.artifacts import Blob, fetch_job, fetch_manifest, fetch_tokenizer
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.protection import protection_of
 from learning.plugins.installed import PluginUnusable, checked
@@ -68,7 +68,7 @@ __all__ = [
     "reading_of",
 ]
 
-_SKIPPED = "such rows are skipped, and the member takes part"
+_SKIPPED = "until then such rows are skipped, and the member takes part"
 _NO_ROW = "no row is left: a round would be charged, and would send only noise"
 
 _ENTRIES = {"words": "words", "wordpiece": "word pieces"}
@@ -325,10 +325,16 @@ class ClosedJob:
     name: str
     status: str
     why: str
+    # Whether it is a question, such as a survey, which makes no model.
+    asks: bool = False
 
     @property
     def sentence(self) -> str:
         """Says how the job ended or paused, and what the member can do."""
+        if self.asks and self.status != "paused":
+            return (
+                f"{self.name} is {self.status}: {self.why} Nothing would be sent; it asked a question and has no model."
+            )
         what = {
             "finished": f"`edge_client export {self.name}` makes your model",
             "aborted": f"it will not continue; `edge_client export {self.name}` exports its last version",
@@ -434,7 +440,7 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
             refusals.append(str(error))
         except DataInvalid as error:
             rows.append(str(error))
-        notes = [f"{_SKIPPED}: {each}" for each in left_out]
+        notes = [f"{each}; {_SKIPPED}" for each in left_out]
         if left_out and all(dialogue_of(each, roles) is None for each in member.examples):
             notes.append(_NO_ROW)
         return refusals, notes
@@ -449,7 +455,7 @@ def _of_data(job: JobDocument, member: Member) -> tuple[list[str], list[str]]:
             refusals.append(str(error))
         except DataInvalid as error:
             rows.append(str(error))
-    notes = [f"{_SKIPPED}: {each}" for each in left_out]
+    notes = [f"{each}; {_SKIPPED}" for each in left_out]
     if left_out and not any(
         each.label in job.labels and (each.text_b is not None or not reads_pairs(job.model)) for each in member.examples
     ):
@@ -630,7 +636,7 @@ async def _plans(
             continue
         if job.status != "running":
             reason = job.reason if job.reason in Reason.values() else Reason.REASON_UNSPECIFIED
-            closed.append(ClosedJob(job.name, job.status, sentence(reason)))
+            closed.append(ClosedJob(job.name, job.status, sentence(reason), await _asks(blob, job)))
             continue
         document = await fetch_job(blob, job.name, job.job_document)
         manifest = await fetch_manifest(blob, document)
@@ -641,6 +647,14 @@ async def _plans(
         reading = await asyncio.to_thread(reading_of, document, tokenizer, member, options.private_key_file)
         plans.append(plan_of(document, manifest, member, reading))
     return plans, closed if patterns or not plans else []
+
+
+async def _asks(blob: Blob, job: pb.OpenJob) -> bool:
+    """Whether a closed job is a question. One whose document is lost, or of newer software, is taken for a model's."""
+    try:
+        return (await fetch_job(blob, job.name, job.job_document)).question is not None
+    except (BlobNotThere, BlobDamaged, DocumentInvalid):
+        return False
 
 
 def _print(text: str = "") -> None:

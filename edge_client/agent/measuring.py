@@ -219,6 +219,7 @@ def _read(test: Path, options: RunOptions) -> tuple[list[Example], Skipped]:
             response=options.response,
             messages=options.messages,
             skip_invalid=options.skip_invalid,
+            rows_for="texts or dialogues",
         )
     except RowInvalid as error:
         fail(f"{error}; or skip such rows with --skip-invalid", ExitCode.USAGE)

@@ -226,6 +226,8 @@ def _rows_of(options: RunOptions) -> Rows:
         messages=options.messages,
         person=options.person,
         skip_invalid=options.skip_invalid,
+        # The jobs to come are not known yet.
+        rows_for="texts or dialogues",
     )
 
 

@@ -31,6 +31,10 @@ def generate(
             show_default=False,
         ),
     ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="The column of --file that holds the prompt. Default: prompt.", show_default=False),
+    ] = None,
     system: Annotated[
         str | None,
         typer.Option(help="What the system says first, unless a row of --file says it.", show_default=False),
@@ -74,7 +78,9 @@ def generate(
         fail("give a question or --file, not both", ExitCode.USAGE)
     if file is not None and not file.exists():
         fail(f"{file} does not exist; name a .jsonl file with a prompt in each row", ExitCode.NOT_FOUND)
-    given = _from_file(file, system) if file is not None else [_one(question, system)]
+    if prompt is not None and file is None:
+        fail("--prompt names a column of --file; add --file, or give the question alone", ExitCode.USAGE)
+    given = _from_file(file, prompt, system) if file is not None else [_one(question, system)]
     try:
         generator = Generator.load(bundle, threads=threads, once=file is None)
     except BundleInvalid as error:
@@ -149,18 +155,21 @@ def _one(question: str | None, system: str | None) -> "Dialogue":
     return Dialogue.of(question, system=system)
 
 
-def _from_file(path: Path, system: str | None) -> "list[Dialogue]":
+def _from_file(path: Path, prompt: str | None, system: str | None) -> "list[Dialogue]":
     """Reads the prompts of a file. A response at the end of a dialogue is left out."""
     from learning.text.data import DataInvalid, read_data
     from learning.text.turns import Dialogue, Turn
 
     try:
-        examples = read_data(path, label=None).examples
+        examples = read_data(path, label=None, prompt=prompt, rows_for="prompts").examples
     except DataInvalid as error:
         fail(str(error), ExitCode.USAGE)
     found = [each.dialogue for each in examples if each.dialogue is not None]
     if len(found) != len(examples):
-        fail(f"{path}: a row has no prompt; name the column `prompt`, or give `messages` in each row", ExitCode.USAGE)
+        fail(
+            f"{path}: a row has no prompt; name its column with --prompt, or give `messages` in each row",
+            ExitCode.USAGE,
+        )
     if system is None:
         return found
     said = Turn("system", system)

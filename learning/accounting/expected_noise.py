@@ -53,7 +53,7 @@ class ExpectedNoise:
         values: d.
         members: n, members whose updates are averaged.
         lot: examples of a draw; None if the mechanism draws none.
-        lower: what would lower the ratio, one clause each.
+        lower: what would lower the ratio, a sentence each, without its full stop.
     """
 
     ratio: float
@@ -72,7 +72,7 @@ class ExpectedNoise:
         )
         if self.ratio >= DROWNED:
             said += " The noise drowns the update, so the model will not learn."
-        return said, f"Lower it: {'; '.join(self.lower)}."
+        return said, f"{'. '.join(self.lower)}."
 
     def as_json(self) -> dict[str, object]:
         """What `--json` prints."""
@@ -103,19 +103,23 @@ def expected_noise(
     counted = job.rounds.min_members if members is None else members
     rows = examples or lot or 1
     ratio = noise_to_signal(mechanism, values.shared, rows, counted)
-    lower = []
+    lower: list[str] = []
+    halving: list[str] = []
     left = values.shared - values.embedding
     if values.embedding and left:
         smaller = noise_to_signal(mechanism, left, rows, counted)
         lower.append(f"freeze_embedding = true leaves {left:,} values and a ratio of {_short(smaller)}")
     else:
-        lower.append("a quarter of the values halves it")
-    lower.append(f"{4 * counted} members halve it")
+        halving.append("train a quarter of the values")
+    halving.append(f"have {4 * counted} members")
     if isinstance(mechanism, DpSgd):
-        lower.append("twice the lot halves it, and costs the same epsilon where members have twice the rows")
+        halving.append("double the lot")
+    lower.append(f"To halve it: {', or '.join(halving)}")
+    if isinstance(mechanism, DpSgd):
+        lower.append("A doubled lot costs the same epsilon only if members have twice the rows")
     if isinstance(mechanism, DistributedGaussian):
-        lower.append("a larger honest spreads the noise over more shares")
-    lower.append("a greater epsilon lowers it in about the same proportion")
+        lower.append("A larger honest spreads the noise over more shares")
+    lower.append("A greater epsilon lowers it in about the same proportion")
     return ExpectedNoise(ratio, values, counted, None if lot is None else min(lot, rows), tuple(lower))
 
 

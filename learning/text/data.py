@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from learning.text.columnar import SUFFIXES, ColumnsInvalid, columnar_files, open_columns
 from learning.text.columnar_reader import NOTHING, NUMBERS, TEXT
@@ -38,6 +38,7 @@ __all__ = [
     "Example",
     "RowInvalid",
     "Rows",
+    "RowsFor",
     "Skipped",
     "TextRow",
     "check_dialogues",
@@ -56,13 +57,26 @@ __all__ = [
 
 # What a job's encoder reads of an example: its text, or a pair of texts.
 TextRow = str | tuple[str, str]
-# The default column of a pair's second text, and those of a dialogue.
-_TEXT_B = "text_b"
+# The default columns of the text, of a pair's second text, and of a dialogue.
+_TEXT, _TEXT_B = "text", "text_b"
 _PROMPT, _RESPONSE, _MESSAGES = "prompt", "response", "messages"
+# What rows are read for, as far as the caller knows, and so which columns a sentence asks for. An option names the
+# column of prompts; no option names those of dialogues.
+RowsFor = Literal["texts", "texts or dialogues", "prompts", "dialogues"]
+_ASKED_FOR: dict[RowsFor, tuple[str, str]] = {
+    "texts or dialogues": (
+        f"no column 'text', {_PROMPT!r} or {_MESSAGES!r}",
+        "Name yours with --text; for a model that writes, with --prompt and --response, or with --messages",
+    ),
+    "prompts": (f"no column {_PROMPT!r} or {_MESSAGES!r}", "Name yours with --prompt"),
+    "dialogues": (f"no column {_PROMPT!r} or {_MESSAGES!r}", f"Rename yours to {_PROMPT!r} and {_RESPONSE!r}"),
+}
 # Characters of the name of the column of persons, which a ledger records.
 _MAX_COLUMN = 200
 # The most skipped rows that a sentence names.
 _MAX_NAMED = 3
+# The longest name of a column that a sentence shows if it has letters of other languages than English, or a space.
+_MAX_SHOWN_COLUMN = 24
 
 
 class DataInvalid(ValueError):
@@ -165,7 +179,8 @@ def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
             yield RowInvalid(name, number, 'not a JSON object; write {"text": ..., "label": ...}')
 
 
-def _table(text: str, name: str, **dialect: object) -> Iterator[Row | RowInvalid]:
+def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterator[Row | RowInvalid]:
+    """The rows of a table. `too_many` says what to do about a row with more cells than the header."""
     over = False
 
     def lines() -> Iterator[str]:
@@ -189,14 +204,16 @@ def _table(text: str, name: str, **dialect: object) -> Iterator[Row | RowInvalid
         if header is None:
             if fault or _ESCAPED.search("".join(cells)):
                 raise DataInvalid(f"{name}, line {reader.line_num}: {fault or _NOT_UTF8}")
+            if what := _no_header(cells, dialect):
+                raise DataInvalid(f"{name}, line {reader.line_num}: {what}")
             if len(set(cells)) != len(cells):
                 raise DataInvalid(f"{name}, line 1: two columns have the same name; give every column its own")
             header = cells
             continue
         if not fault and len(cells) != len(header):
+            cure = too_many if len(cells) > len(header) else "add the missing cells"
             fault = (
-                f"{len(cells)} cells under {len(header)} columns; put quotes around cells that have the separator, or "
-                "write JSON lines"
+                f"{_counted(len(cells), 'cell')} under {_counted(len(header), 'column')}; {cure}, or write JSON lines"
             )
         if fault and (over or reader.line_num != begins):
             # An open quote swallows the rows after it, so the fault is not of one row and nothing can be skipped.
@@ -213,13 +230,30 @@ def _table(text: str, name: str, **dialect: object) -> Iterator[Row | RowInvalid
         )
 
 
+def _no_header(cells: list[str], dialect: dict[str, object]) -> str | None:
+    """Says why the first line of a table is no header, if it has the separator of another format."""
+    if "delimiter" in dialect or len(cells) > 2:
+        return None
+    for separator, said in ((";", "';'"), ("\t", "tabs")):
+        if len(cells) == 1 and separator in cells[0]:
+            return f"the header has {said} and no ','; save it separated by commas, or as .tsv or JSON lines"
+    if cells[0].lower().startswith("sep="):
+        return "'sep=' is read by spreadsheets only; remove this line"
+    return None
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _csv(text: str, name: str) -> Iterator[Row | RowInvalid]:
-    return _table(text, name)
+    return _table(text, name, too_many="put quotes around cells that have the separator")
 
 
 def _tsv(text: str, name: str) -> Iterator[Row | RowInvalid]:
     # As registered for text/tab-separated-values: a quotation mark is an ordinary character.
-    return _table(text, name, delimiter="\t", quoting=csv.QUOTE_NONE)
+    cure = "take tabs out of the cells"
+    return _table(text, name, too_many=cure, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 _FORMATS: dict[str, Callable[[str, str], Iterator[Row | RowInvalid]]] = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _tsv}
@@ -262,13 +296,42 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _columns(row: dict[str, object]) -> str:
-    """The names of the columns, without those that may be text (if the table lacks its header line)."""
-    names = [name for name in row if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name)]
+    """The names of the columns, without those that may be text (if the table lacks its header line).
+
+    A row's text is long, or has several words, signs or digits in front. So names are shown that are one English word
+    of 32 characters, or one or two words of any language with 24.
+    """
+    names = [name for name in row if _is_plain(name)]
     hidden = len(row) - len(names)
     listed = ", ".join(names) or "none with a plain name"
     if hidden:
         listed += f" ({hidden} not shown, since they may be text if the file has no header line)"
     return listed
+
+
+def _is_plain(name: str) -> bool:
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", name):
+        return True
+    words = name.split(" ")
+    if len(name) > _MAX_SHOWN_COLUMN or len(words) > 2 or not all(words) or not (name[0].isalpha() or name[0] == "_"):
+        return False
+    # Marks are parts of letters, as in Hindi. Whatever a terminal acts on is in none of these categories.
+    return all(letter in "_.-" or unicodedata.category(letter)[0] in "LMN" for word in words for letter in word)
+
+
+def _nearly(row: dict[str, object], column: str) -> str | None:
+    """A column whose name differs from this one in case or spaces only."""
+    folded = " ".join(column.split()).casefold()
+    return next((name for name in row if " ".join(name.split()).casefold() == folded), None)
+
+
+def _missing(row: dict[str, object], column: str, option: str, where: "_Place") -> RowInvalid | ColumnMissing:
+    if (nearly := _nearly(row, column)) is not None:
+        return where.lacks(
+            f"no column {column!r}, but {nearly!r}, which differs in case or spaces; rename it, or name it with "
+            f"--{option}"
+        )
+    return where.lacks(f"no column {column!r}; there are: {_columns(row)}. Name yours with --{option}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +346,15 @@ class _Place:
     def wrong(self, what: str) -> RowInvalid:
         return RowInvalid(self.name, self.line, what, self.unit)
 
+    def lacks(self, what: str) -> RowInvalid | ColumnMissing:
+        """The error for a missing column."""
+        error = self.wrong(what)
+        return ColumnMissing(str(error)) if self.table else error
+
 
 def _cell(row: dict[str, object], column: str, option: str, where: _Place) -> object:
     if column not in row:
-        error = where.wrong(f"no column {column!r}; there are: {_columns(row)}. Name yours with --{option}")
-        raise ColumnMissing(str(error)) if where.table else error
+        raise _missing(row, column, option, where)
     return row[column]
 
 
@@ -420,6 +487,17 @@ class _Wanted:
     text_b: str | None
     person: str | None
     dialogues: "_DialogueColumns"
+    rows_for: RowsFor
+
+    def check_text(self, row: dict[str, object], where: _Place) -> None:
+        """Raises ColumnMissing or RowInvalid if the row has no column of the text, with the columns to name instead."""
+        if self.text in row:
+            return
+        # Whoever named the column wants a text. A name that is nearly right needs no other.
+        if self.text != _TEXT or self.rows_for == "texts" or _nearly(row, self.text) is not None:
+            raise _missing(row, self.text, "text", where)
+        what, cure = _ASKED_FOR[self.rows_for]
+        raise where.lacks(f"{what}; there are: {_columns(row)}. {cure}")
 
     @property
     def required(self) -> dict[str, str]:
@@ -468,6 +546,7 @@ def read_data(
     response: str | None = None,
     messages: str | None = None,
     skip_invalid: bool = False,
+    rows_for: RowsFor = "texts",
 ) -> Rows:
     """Reads what `read_examples` reads, dialogues, and whether rows of this file can have a second text or a response.
 
@@ -494,12 +573,13 @@ def read_data(
         messages: The column of a dialogue's turns, which every row must then have. With None it is the column
             `messages`, if there is one and neither of the other two is named.
         skip_invalid: Whether to skip rows that cannot be read.
+        rows_for: Which columns a sentence asks for if there is no text and no dialogue.
 
     Raises:
         RowInvalid: Without skip_invalid, a row cannot be read that could be skipped.
         DataInvalid: As in `read_examples`, or no row can be read.
     """
-    columns = _wanted(text, label, text_b, person, prompt, response, messages)
+    columns = _wanted(text, label, text_b, person, prompt, response, messages, rows_for)
     dialogues = columns.dialogues
     table, unit, items = _columnar(path, columns) or _textual(path, skip_invalid)
     examples: list[Example] = []
@@ -540,6 +620,7 @@ def examples_of(
     prompt: str | None = None,
     response: str | None = None,
     messages: str | None = None,
+    rows_for: RowsFor = "texts",
 ) -> Iterator[Example]:
     """Reads rows that a program holds, by the rules of a file's rows: `read_data` of the same rows gives the same.
 
@@ -552,11 +633,12 @@ def examples_of(
         prompt: As in `read_data`.
         response: As in `read_data`.
         messages: As in `read_data`.
+        rows_for: As in `read_data`.
 
     Raises:
         DataInvalid: A row cannot be used.
     """
-    columns = _wanted(text, label, text_b, person, prompt, response, messages)
+    columns = _wanted(text, label, text_b, person, prompt, response, messages, rows_for)
     for number, row in enumerate(rows, 1):
         yield _example(row, columns, _Place("the data", number, False, "row"))
 
@@ -569,6 +651,7 @@ def _wanted(
     prompt: str | None,
     response: str | None,
     messages: str | None,
+    rows_for: RowsFor,
 ) -> _Wanted:
     """The columns, if they can be told apart. Raises DataInvalid."""
     if person is not None and not 1 <= len(person) <= _MAX_COLUMN:
@@ -579,7 +662,7 @@ def _wanted(
         )
     if messages is not None and (prompt is not None or response is not None):
         raise DataInvalid("--messages names whole dialogues, and --prompt and --response their parts; name one kind")
-    return _Wanted(text, label, text_b, person, _DialogueColumns(prompt, response, messages))
+    return _Wanted(text, label, text_b, person, _DialogueColumns(prompt, response, messages), rows_for)
 
 
 def _example(row: dict[str, object], wanted: _Wanted, where: _Place) -> Example:
@@ -589,7 +672,8 @@ def _example(row: dict[str, object], wanted: _Wanted, where: _Place) -> Example:
     if dialogue is not None and text not in row:
         words, second = "\n".join(dialogue.prompts), "\n".join(dialogue.responses) or None
     else:
-        words = _text_of(_cell(row, text, "text", where), text, where)
+        wanted.check_text(row, where)
+        words = _text_of(row[text], text, where)
         second = _second_of(row, wanted.text_b, where)
     unlabelled = label is None or (dialogue is not None and label not in row)
     named = None if unlabelled else _label_of(_cell(row, label or "", "label", where), label or "", where)
@@ -636,7 +720,9 @@ def _columnar_rows(path: Path, files: list[Path], wanted: _Wanted) -> Iterator[R
                         "write the rows as JSON lines"
                     )
             for column, option in wanted.required_beside(found.names).items():
-                if files:
+                if files and option == "text":
+                    wanted.check_text(dict.fromkeys(found.names), where)
+                elif files:
                     _cell(dict.fromkeys(found.names), column, option, where)
                 kind = found.kinds.get(column, TEXT)
                 # A column of other values has nothing to read in any row, so this is a fault of the file.
@@ -730,8 +816,8 @@ def check_dialogues(
     wanted = f"a {_PROMPT!r} and a {_RESPONSE!r}, or {_MESSAGES!r}"
     if not dialogue_columns:
         raise ColumnMissing(
-            f"the job's model writes, and the table has no columns {wanted}; name yours with --prompt and --response, "
-            "or with --messages"
+            f"the job's model writes, and the table has neither the columns {_PROMPT!r} and {_RESPONSE!r} nor a column "
+            f"{_MESSAGES!r}; name yours with --prompt and --response, or with --messages"
         )
     if lacking := sum(dialogue_of(example, roles) is None for example in examples):
         raise DataInvalid(

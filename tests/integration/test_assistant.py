@@ -115,7 +115,7 @@ def test_only_one_matrix_of_each_adapter_travels(town):
 def test_the_dry_run_says_what_is_read_and_shows_a_row_here(town):
     _, _, _, dry, _ = town
     assert "41 of 42 rows are dialogues with a response; with template chatml" in dry
-    assert "such rows are skipped" in dry
+    assert "until then such rows are skipped" in dry
     assert f"| Where is the food of {SECRET}?<|im_end|>" in dry
     assert "> The food is near 0.<|im_end|>" in dry
 

@@ -129,6 +129,12 @@ def test_members_that_were_killed_send_the_same_answer_again_at_no_further_cost(
         assert succeed("edge_client", "ledger", "verify", "--home", federation.home(name))
     assert not charges(federation, "quiet")
 
+    # A survey has an answer and no model.
+    quiet_at = ("--data", federation.data("quiet"), "--home", federation.home("quiet"), "--job", "before-desk")
+    told = succeed("edge_client", "run", "--dry-run", *quiet_at)
+    assert told.startswith("before-desk is finished: ")
+    assert told.endswith("Nothing would be sent; it asked a question and has no model.\n")
+
     answer = json.loads(federation.operator("survey", "show", "before-desk", "--json"))
     assert answer["status"] == "finished"
     assert answer["answer"]["members"] == len(ANSWERING)

@@ -131,6 +131,27 @@ def test_a_row_that_is_no_prompt_is_named(run: Callable[..., str], bundle: Path,
     assert failed.value.code == ExitCode.USAGE
 
 
+def test_the_column_of_the_prompt_may_have_another_name(run: Callable[..., str], bundle: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "qa.csv"
+    rows.write_text(f"Fråga,Svar\n{QUESTION},Paris\n")
+    with pytest.raises(CommandFailed) as failed:
+        run("--bundle", bundle, "--file", rows)
+    assert failed.value.sentence.endswith(
+        "no column 'prompt' or 'messages'; there are: Fråga, Svar. Name yours with --prompt"
+    )
+    assert (
+        run("--bundle", bundle, "--file", rows, "--prompt", "Fråga")
+        == f"{answer_of(bundle, Dialogue.of(QUESTION))}\n\n"
+    )
+    with pytest.raises(CommandFailed, match=r"no column 'Ask'; there are: Fråga, Svar\. Name yours with --prompt"):
+        run("--bundle", bundle, "--file", rows, "--prompt", "Ask")
+    with pytest.raises(CommandFailed, match="--prompt names a column of --file"):
+        run("--bundle", bundle, QUESTION, "--prompt", "Fråga")
+    (tmp_path / "texts.csv").write_text("text\nWhy?\n")
+    with pytest.raises(CommandFailed, match="a row has no prompt; name its column with --prompt"):
+        run("--bundle", bundle, "--file", tmp_path / "texts.csv")
+
+
 def test_a_bundle_of_another_kind_is_refused(run: Callable[..., str], bundle: Path, tmp_path: Path) -> None:
     files = {"config.json": b"{}", "tokenizer.json": b"{}", "tokenizer_config.json": b"{}", "README.md": b"x"}
     write_bundle(tmp_path / "hf", "hf", files)

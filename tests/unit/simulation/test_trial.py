@@ -13,6 +13,7 @@ from simulation.tuned import NotEditable, tuned_text
 from simulation.verdict import verdict
 from simulation.word_counts import predicted
 from tacit.job import JobSpec
+from tacit.mechanism import NoMechanism
 from tests.support.tried_jobs import TOML, written_job, written_rows
 
 
@@ -131,8 +132,78 @@ def test_comments_and_untouched_tables_stay(tmp_path):
     again = tmp_path / "again.toml"
     again.write_text(text)
     assert JobSpec.from_toml(again) == wanted
-    for kept in ("# What the job is for.", "# Found by the operator.", "noise_multiplier = 4.5  # little", "count = 9"):
+    for kept in ("# What the job is for.", "# Found by the operator.", "noise_multiplier = 4.5\n", "count = 9"):
         assert kept in text
+    # The comment was on 0.3.
+    assert "# little" not in text
+
+
+CLAIMS = """\
+# Made for epsilon 4.
+# The second line of the same comment.
+
+# For the desk.
+schema = 1
+name = "tried"
+labels = ["day", "night"]
+# The list of the town.
+vocabulary = {kind = "words", file = "words.txt"}
+
+[mechanism]
+# All 10 rounds together cost epsilon 4.
+name = "dp-sgd"
+# Three.
+noise_multiplier = 3.0
+# Draws each with probability 13 / N, 15 times a round.
+lot = 13
+steps = 15
+
+# As many as the budget admits.
+[rounds]
+# Ten.
+count = 10  # rounds
+# Without them no round begins.
+min_members = 3  # members
+
+[training]
+# A gentle one.
+learning_rate = 2.0
+# Never adaptive.
+optimiser = "sgd"
+"""
+
+
+@pytest.mark.parametrize(
+    ("tables", "gone"),
+    [
+        ({"mechanism": {"lot": 18}}, {"epsilon 4", "The second line", "All 10", "Three", "probability"}),
+        (
+            {"rounds": {"count": 9}},
+            {"epsilon 4", "The second line", "All 10", "Three", "probability", "Ten", "# rounds"},
+        ),
+        ({"training": {"learning_rate": 0.5}}, {"A gentle"}),
+        # A key that is left out takes its comment along.
+        ({"mechanism": None}, {"epsilon 4", "The second line", "All 10", "Three", "probability"}),
+        ({"tuned_on": "own-private"}, set()),
+    ],
+)
+def test_a_comment_on_a_number_that_changed_is_left_out(tmp_path, tables, gone):
+    (tmp_path / "job.toml").write_text(CLAIMS)
+    before = JobSpec.from_toml(tmp_path / "job.toml")
+    changes = {
+        name: update
+        if isinstance(update, str)
+        else NoMechanism()
+        if update is None
+        else getattr(before, name).model_copy(update=update)
+        for name, update in tables.items()
+    }
+    wanted, text = tuned(before, CLAIMS, **changes)
+    (tmp_path / "again.toml").write_text(text)
+    assert JobSpec.from_toml(tmp_path / "again.toml") == wanted
+    said = {"epsilon 4", "The second line", "For the desk", "the town", "All 10", "Three", "probability", "budget"}
+    said |= {"Ten", "# rounds", "Without them", "# members", "A gentle", "Never"}
+    assert {each for each in said if each not in text} == gone
 
 
 @pytest.mark.parametrize(

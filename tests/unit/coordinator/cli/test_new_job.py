@@ -132,7 +132,10 @@ def test_labels_cannot_write_other_keys(tmp_path) -> None:
 
 def test_questions_are_asked_on_a_terminal_only(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandFailed, match="--members and --examples is missing, and there is no terminal") as failed:
+    with pytest.raises(
+        CommandFailed,
+        match="--members, --examples, --labels, --epsilon, --texts and --model are missing, and there is no",
+    ) as failed:
         typed("job", "new", "x")
     assert failed.value.code is ExitCode.USAGE
 
@@ -158,9 +161,57 @@ def test_questions_are_asked_on_a_terminal_only(tmp_path, monkeypatch) -> None:
     spec = JobSpec.from_toml(Path("x.toml"))
     assert (spec.labels, spec.rounds.min_members, spec.model.base) == (("good", "bad"), 3, "minilm")
     assert "x.toml is there already" in answered("x").stderr
-    assert "'three' is not two numbers; write them as 3 300" in answered("y", "three").stderr
-    assert "--epsilon much is neither a number nor none" in answered("y", "3 300", "a,b", "much", "", "").stderr
-    assert not Path("y.toml").exists()
+    with pytest.raises(CommandFailed, match="--texts is missing, and there is no terminal to ask; add it"):
+        typed(*shlex.split("job new x2 --members 3 --examples 9 --labels a,b --epsilon none --model minilm"))
+    with pytest.raises(CommandFailed, match="--members is missing"):
+        typed(*shlex.split("job new x2 --examples 9 --labels a,b --epsilon none --model minilm --texts short"))
+
+    # A wrong answer is refused at its question, which is asked again.
+    done = answered(
+        "y", "three", "2 300", "3 0", "3 300", "a", "a,b,a", "a,b", "lots", "0", "none", "tall", "short", ""
+    )
+    assert done.returncode == 0, done.stderr
+    for sentence in (
+        "'three' is not two numbers; write them as 3 300",
+        "members: secure aggregation needs three members or more, got 2",
+        "examples: the member with the fewest needs one or more, got 0",
+        "a job needs two labels or more",
+        "a label is named twice",
+        "'lots' is neither a number nor none",
+        "Error: must be above 0, or none for a job without noise, got 0",
+        "'tall' is not one of short, long, pairs",
+    ):
+        assert done.stderr.count(sentence) == 1, (sentence, done.stderr)
+    spec = JobSpec.from_toml(Path("y.toml"))
+    assert (spec.labels, spec.rounds.min_members, isinstance(spec.mechanism, NoMechanism)) == (("a", "b"), 3, True)
+
+
+def test_labels_are_one_line_of_csv(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rest = shlex.split("--members 3 --examples 300 --epsilon none --texts short --model minilm")
+    typed("job", "new", "quoted", "--labels", '"billing, insurance", complaint,"say ""no"""', *rest)
+    assert JobSpec.from_toml(Path("quoted.toml")).labels == ("billing, insurance", "complaint", 'say "no"')
+    for wrong in ('"billing, insurance', "a,b\nc,d", '"a"b,c', "", "a,,b"):
+        with pytest.raises(CommandFailed, match="--labels") as failed:
+            typed("job", "new", "wrong", "--labels", wrong, *rest)
+        assert failed.value.code is ExitCode.USAGE
+        assert not Path("wrong.toml").exists()
+
+
+def test_a_name_and_a_word_list_that_cannot_be_are_refused_in_words(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rest = shlex.split("--members 3 --examples 300 --epsilon none --texts short --labels a,b")
+    for name in ("Desk One", "-x", "x" * 64):
+        with pytest.raises(CommandFailed) as failed:
+            typed("job", "new", *rest, "--model", "minilm", "--", name)
+        assert "a name is 1 to 63 of a-z, 0-9, dot, dash, underscore, and begins with a letter or a digit" in str(
+            failed.value
+        )
+        assert failed.value.code is ExitCode.USAGE
+    with pytest.raises(CommandFailed, match=r"nofile\.txt does not exist; name a public list of words") as failed:
+        typed("job", "new", "x", *rest, "--model", "words", "--words", "nofile.txt")
+    assert failed.value.code is ExitCode.NOT_FOUND
+    assert not list(tmp_path.iterdir())
 
 
 def test_words_come_from_the_vocabulary_of_a_backbone(tmp_path, monkeypatch) -> None:

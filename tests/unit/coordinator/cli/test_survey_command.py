@@ -62,13 +62,28 @@ def test_the_file_has_the_noise_that_the_epsilon_needs(epsilon, unit):
         (("before", "--rows", "--unit", "people"), "--unit people is not one of example, person, member"),
         (("before", "--labels", "a,a"), "before.toml: histograms.0.labels: names a label twice"),
         (("before", "--words", "words.txt", "--kind", "bytes"), "'bytes' is not one of wordpiece, words"),
-        (("Before It", "--rows"), "name"),
+        (("Before It", "--rows"), "a name is 1 to 63 of a-z, 0-9, dot, dash, underscore"),
+        (("before", "--labels", '"a, b'), "--labels '\"a, b' is not one line of CSV"),
+        (("before", "--rows", "--epsilon", "1e-7"), "at any noise; raise epsilon"),
+        (("before", "--rows", "--epsilon", "0"), "--epsilon 0: must be a positive number; 0.5 is usual"),
     ],
 )
 def test_no_file_is_written_of_a_mistake(words, said, tmp_path):
     code, text = typed("new", *words)
     assert (code, said in text) == (2, True), text
     assert not list(tmp_path.glob("*.toml"))
+
+
+def test_labels_are_one_line_of_csv():
+    assert typed("new", "quoted", "--labels", 'complaint, "billing, insurance"')[0] == 0
+    (histogram,) = SurveySpec.from_toml(Path("quoted.toml")).question.histograms
+    assert histogram.labels == ("complaint", "billing, insurance")
+
+
+def test_a_survey_is_not_told_of_rounds_and_lots():
+    _, text = typed("new", "before", "--rows", "--epsilon", "1e-7")
+    assert "steps" not in text
+    assert "1 round" not in text
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path):

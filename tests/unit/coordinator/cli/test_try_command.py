@@ -39,12 +39,14 @@ DATA = ("--data", "rows.jsonl")
         (("--members", 3, *PUBLIC), ExitCode.USAGE, "give --data FILE"),
         ((*DATA, "--members", 3), ExitCode.USAGE, "say whose rows these are"),
         ((*DATA, *PUBLIC), ExitCode.USAGE, "give --members N"),
-        ((*DATA, *PUBLIC, "--members", 3, "--column", "site"), ExitCode.USAGE, "give --members N, or --column"),
+        ((*DATA, *PUBLIC, "--members", 3, "--column", "site"), ExitCode.USAGE, "--members and --column are both given"),
         ((*DATA, "--members", 3, "--rows", "own-private"), ExitCode.REFUSED, "private rows are refused"),
         (("--data", "none.jsonl", *PUBLIC, "--members", 3), ExitCode.NOT_FOUND, "none.jsonl"),
         ((*DATA, *PUBLIC, "--members", 3, "--label", "kind"), ExitCode.USAGE, "kind"),
         ((*DATA, *PUBLIC, "--column", "place"), ExitCode.USAGE, "place"),
+        ((*DATA, *PUBLIC, "--column", "place"), ExitCode.USAGE, "Name yours with --column"),
         ((*DATA, *PUBLIC, "--members", 100), ExitCode.USAGE, "72 training rows cannot be dealt to 100 members"),
+        ((*DATA, *PUBLIC, "--members", 100), ExitCode.USAGE, "100 equal shares leave a member 0 of 72 rows"),
         ((*DATA, *PUBLIC, "--members", 2), ExitCode.USAGE, "needs 3 members (rounds.min_members)"),
         ((*DATA, *PUBLIC, "--members", 3, "--minutes", 0.01, "--cores", 1), ExitCode.FAILED, "give more --minutes"),
         ((*DATA, *PUBLIC, "--members", 3, "--out", "elsewhere/job.toml"), ExitCode.USAGE, "relative to its folder"),
@@ -58,6 +60,19 @@ def test_bad_input_says_what_to_do(job, monkeypatch, words, code, says):
     monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
     assert says in tried("job.toml", *words, code=code)
     assert not list(job.parent.glob("*.tuned.toml"))
+
+
+def test_a_file_that_is_there_is_not_overwritten(job, monkeypatch):
+    monkeypatch.setattr("simulation.trying.read_rows", lambda *_, **__: pytest.fail("the rows were read"))
+    mine = job.with_name("job.tuned.toml"), job.with_name("s.toml")
+    for path in mine:
+        path.write_text("mine")
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3)
+    for given in (words, (*words, "--out", mine[1]), (job, "--suggest", "--examples", 400, "--out", mine[1])):
+        assert "is there already; choose another file with --out, or remove it" in tried(*given, code=ExitCode.USAGE)
+    assert [path.read_text() for path in mine] == ["mine", "mine"]
+    # What writes nothing overwrites nothing.
+    assert "Suggested" in tried(job, "--suggest", "--examples", 400)
 
 
 def test_one_label_is_not_enough(job):

@@ -208,7 +208,8 @@ def test_a_dry_run_says_what_is_cut_and_shows_one_row_on_this_machine_alone(jobs
         in text
     )
     assert "of the adapters, drawn at random" in text
-    assert "such rows are skipped, and the member takes part: the job's model writes, and 1 of 6 rows" in text
+    assert "  note: the job's model writes, and 1 of 6 rows" in text
+    assert "with --messages; until then such rows are skipped, and the member takes part" in text
     # What stewards see, and JSON, has no row.
     assert "capital" not in text
     assert "capital" not in json.dumps(plan.as_json())
@@ -224,7 +225,8 @@ def test_a_dry_run_says_what_is_cut_and_shows_one_row_on_this_machine_alone(jobs
     }
     shown = []
     plan.reading.show_example(shown.append)
-    assert shown[1:] == [
+    assert shown == [
+        "  your first dialogue, which stays on this machine (> is what the model learns to write):",
         "    | <|im_start|>user",
         "    | What is the capital?<|im_end|>",
         "    | <|im_start|>assistant",
@@ -236,7 +238,8 @@ def test_a_dry_run_refuses_what_a_run_would(jobs, identity):
     plan, _ = planned(jobs["open"], identity, ALONE)
     assert any("4 of 4 rows have no response" in each for each in plan.refusals)
     plan, _ = planned(jobs["dp-sgd"], identity, LABELLED, dialogue_columns=False)
-    assert any("no columns 'prompt'" in each or "has no columns" in each for each in plan.refusals)
+    neither = "the table has neither the columns 'prompt' and 'response' nor a column 'messages'; name yours with"
+    assert any(neither in each for each in plan.refusals)
     plan, lines = planned(jobs["dp-sgd"], identity, ALONE)
     assert plan.refusals == ()
     assert any("no row is left" in each for each in lines)

@@ -58,7 +58,15 @@ def test_every_clause_is_true():
     job = job_of(mechanism=NOISED, rounds={"min_members": 5})
     found = expected_noise(job, Values(10_000, 7_500))
     assert found.lower[0] == f"freeze_embedding = true leaves 2,500 values and a ratio of {found.ratio / 2:.2g}"
-    assert "20 members halve it" in found.lower
+    assert found.lower[1:] == (
+        "To halve it: have 20 members, or double the lot",
+        "A doubled lot costs the same epsilon only if members have twice the rows",
+        "A greater epsilon lowers it in about the same proportion",
+    )
+    assert found.sentences[1] == f"{'. '.join(found.lower)}."
+    whole = expected_noise(job, Values(10_000))
+    assert whole.lower[0] == "To halve it: train a quarter of the values, or have 20 members, or double the lot"
+    assert expected_noise(job, Values(2_500)).ratio == pytest.approx(whole.ratio / 2)
     assert expected_noise(job, Values(10_000), members=20).ratio == pytest.approx(found.ratio / 2)
     larger = job_of(mechanism={**NOISED, "lot": 100}, rounds={"min_members": 5})
     assert expected_noise(larger, Values(10_000)).ratio == pytest.approx(found.ratio / 2)

@@ -143,3 +143,34 @@ def test_rows_that_cannot_be_learnt_are_counted():
 
 def test_a_dialogue_prints_no_text():
     assert SECRET not in repr(Example("a", None, None, None, Dialogue.of(SECRET)))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+@pytest.mark.parametrize(
+    ("rows_for", "says"),
+    [
+        ("texts", "no column 'text'; there are: Fråga, Svar. Name yours with --text"),
+        (
+            "texts or dialogues",
+            "no column 'text', 'prompt' or 'messages'; there are: Fråga, Svar. Name yours with --text; for a model "
+            "that writes, with --prompt and --response, or with --messages",
+        ),
+        ("prompts", "no column 'prompt' or 'messages'; there are: Fråga, Svar. Name yours with --prompt"),
+        (
+            "dialogues",
+            "no column 'prompt' or 'messages'; there are: Fråga, Svar. Rename yours to 'prompt' and 'response'",
+        ),
+    ],
+)
+def test_a_file_of_neither_texts_nor_dialogues_is_told_which_columns_to_name(tmp_path, name, rows_for, says):
+    path = tmp_path / name
+    path.write_text("Fråga,Svar\nVad?,Det.\n" if name == "rows.csv" else '{"Fråga": "Vad?", "Svar": "Det."}\n')
+    with pytest.raises(DataInvalid) as failed:
+        read_data(path, rows_for=rows_for)
+    assert str(failed.value).endswith(says)
+    # Whoever named a column is told of that one.
+    with pytest.raises(DataInvalid, match=r"no column 'fraga'; .* Name yours with --text$"):
+        read_data(path, text="fraga", rows_for=rows_for)
+    with pytest.raises(DataInvalid, match=r"no column 'fraga'; .* Name yours with --prompt$"):
+        read_data(path, prompt="fraga", rows_for=rows_for)
+    assert read_data(path, prompt="Fråga", response="Svar", rows_for=rows_for).examples[0].dialogue is not None

@@ -114,6 +114,64 @@ def test_a_refusal_says_where_and_what(tmp_path: Path, name: str, content: str |
     assert str(path) in sentence
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("rows.csv", f"text;label\n{SECRET}, now;A\n", "line 1: the header has ';' and no ','; save it separated by "),
+        ("rows.csv", "sep=;\ntext;label\na;A\n", "line 1: the header has ';' and no ',';"),
+        ("rows.csv", "text\tlabel\na\tA\n", "line 1: the header has tabs and no ',';"),
+        ("rows.csv", "sep=,\ntext,label\na,A\n", "line 1: 'sep=' is read by spreadsheets only; remove this line"),
+        ("rows.csv", f"text,label\n{SECRET}\n", "line 2: 1 cell under 2 columns; add the missing cells, or write"),
+        ("rows.csv", f"text\n{SECRET}, now\n", "line 2: 2 cells under 1 column; put quotes around cells that have"),
+        ("rows.tsv", f"text\tlabel\n{SECRET}\tnow\tA\n", "line 2: 3 cells under 2 columns; take tabs out of the"),
+    ],
+)
+def test_a_wrong_separator_is_named(tmp_path: Path, name: str, content: str, says: str) -> None:
+    path = written(tmp_path, name, content)
+    assert says in refusal(path)
+    assert ("quotes" in refusal(path)) == ("put quotes" in says)
+
+
+def test_a_semicolon_or_a_tab_in_a_header_with_commas_is_a_part_of_a_name(tmp_path: Path) -> None:
+    path = written(tmp_path, "rows.csv", "text,a;b,c\td\nwhy?,A,B\n")
+    assert read_examples(path, label="a;b") == [Example("why?", "A")]
+    path = written(tmp_path, "rows.csv", "text,a;b\nwhy?,A\n")
+    assert read_examples(path, label="a;b") == [Example("why?", "A")]
+    path = written(tmp_path, "rows.tsv", "a;b\nwhy?\n")
+    assert read_examples(path, text="a;b", label=None) == [Example("why?", None)]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["Fråga text", "Ämne"], "there are: Fråga text, Ämne. Name"),
+        (["प्रश्न", "質問"], "there are: प्रश्न, 質問. Name"),
+        (["answer_" + "x" * 25, "id"], f"there are: answer_{'x' * 25}, id. Name"),
+        # What follows may be a row: long, of several words, with signs, with an odd space, or what a terminal acts on.
+        (["å" * 25, "id"], "there are: id (1 not shown, since they may be text"),
+        (["har ont idag", "id"], "there are: id (1 not shown"),
+        (["ont, idag", "id"], "there are: id (1 not shown"),
+        (["har  ont", "id"], "there are: id (1 not shown"),
+        (["ont ", "id"], "there are: id (1 not shown"),
+        (["1 ont", "id"], "there are: id (1 not shown"),
+        (["ont\u202ei", "id"], "there are: id (1 not shown"),
+    ],
+)
+def test_names_of_columns_in_any_language_are_shown_if_they_are_short(
+    tmp_path: Path, names: list[str], shown: str
+) -> None:
+    row = json.dumps(dict.fromkeys(names, "x"))
+    assert shown in refusal(written(tmp_path, "rows.jsonl", row))
+
+
+@pytest.mark.parametrize("near", ["Text", " text ", "TEXT"])
+def test_a_name_that_differs_in_case_or_spaces_is_said(tmp_path: Path, near: str) -> None:
+    said = refusal(written(tmp_path, "rows.csv", f'{near},label\n"{SECRET}",A\n'))
+    assert f"no column 'text', but {near!r}, which differs in case or spaces; rename it" in said
+    said = refusal(written(tmp_path, "rows.csv", f'text,{near}\n"{SECRET}",A\n'), text="text", label=near.lower() + "s")
+    assert "which differs" not in said
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "none.jsonl")
     (tmp_path / "folder.csv").mkdir()

@@ -28,7 +28,7 @@ CSV = {
     b"%s,A" % SECRET.encode(): None,
     b'"%s, and ""waits""",B' % SECRET.encode(): None,
     b'"%s\nstill",B' % SECRET.encode(): None,
-    b"%s" % SECRET.encode(): "1 cells under 2 columns",
+    b"%s" % SECRET.encode(): "1 cell under 2 columns; add the missing cells",
     b"%s,A,B" % SECRET.encode(): "3 cells under 2 columns",
     b",A": "no text in column 'text'",
     b"%s," % SECRET.encode(): "no label in column 'label'",

@@ -482,7 +482,8 @@ def test_a_dry_run_notes_what_the_member_would_leave_out(
     assert len(plan.notes) == 1 + (not left)
     assert plan.as_json()["notes"] == [*plan.notes]
     assert "refused" not in shown
-    assert f"  note: such rows are skipped, and the member takes part: {plan.notes[0].split(': ', 1)[1]}" in shown
+    assert plan.notes[0].endswith("; until then such rows are skipped, and the member takes part")
+    assert f"  note: {plan.notes[0]}" in shown
     assert ("note: no row is left" in shown) is not left
     # The run does what the dry run said.
     assert prepare(jobs["head"], examples).update.examples == len(examples)
