@@ -164,6 +164,16 @@ class CoordinatorConfig(Document):
                 raise ValueError(f"replicas: the server's certificate would not have {host}; add it to advertise")
         return self
 
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        keys = ("enrolment_port", "federation_port", "metrics_port")
+        names: dict[int, str] = {}
+        for key in keys:
+            # Each 0 takes another free port.
+            if (port := getattr(self, key)) and (other := names.setdefault(port, key)) != key:
+                raise ValueError(f"{other} and {key} are both {port}; give each another port")
+        return self
+
     @field_validator("traces_to")
     @classmethod
     def _traces_to(cls, url: str) -> str:

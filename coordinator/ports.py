@@ -1,6 +1,8 @@
 """The ports of a coordinator, active or standing by: how they are bound, checked and described."""
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +11,17 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
-from coordinator.metrics import Metrics
+from coordinator.metrics import Metrics, MetricsServer
 from coordinator.relay.supervisor import Supervisor, listen, socket_folder
 from coordinator.services.credentials import federation_credentials, server_options
 from coordinator.workers.front import Front
 from coordinator.workers.supervisor import Workers, WorkersFailed, reserve
 from toolkit.tls import speaks_tls_12
 
-__all__ = ["CannotServe", "bind", "check_free", "inside", "reflect", "refuse_tls_12", "relayed"]
+__all__ = ["CannotServe", "bind", "check_free", "inside", "metered", "reflect", "refuse_tls_12", "relayed"]
+
+# A name that cannot be resolved raises an OSError, and one that cannot be a name a UnicodeError.
+_NOT_BOUND = (OSError, UnicodeError)
 
 
 class CannotServe(RuntimeError):
@@ -38,8 +43,8 @@ async def relayed(
     host, port = config.listen_host, config.enrolment_port
     try:
         listening = await listen(host, port)
-    except OSError as error:
-        raise _cannot_bind(host, port) from error
+    except _NOT_BOUND as error:
+        raise _cannot_bind(host, port, "enrolment_port", error) from error
     try:
         folder = socket_folder()
         backend = folder / "enrolment"
@@ -97,8 +102,8 @@ async def inside(
         return server, bind(server, host, port, federation_credentials(folder))
     try:
         held = await reserve(host, port)
-    except OSError as error:
-        raise _cannot_bind(host, port) from error
+    except _NOT_BOUND as error:
+        raise _cannot_bind(host, port, "federation_port", error) from error
     workers = Workers(
         folder.path,
         held,
@@ -120,20 +125,20 @@ async def check_free(config: CoordinatorConfig) -> None:
         CannotServe: a port cannot be bound.
     """
     places = (
-        (config.listen_host, config.enrolment_port),
-        (config.listen_host, config.federation_port),
-        (config.metrics_host, config.metrics_port),
+        (config.listen_host, config.enrolment_port, "enrolment_port"),
+        (config.listen_host, config.federation_port, "federation_port"),
+        (config.metrics_host, config.metrics_port, "metrics_port"),
     )
-    for host, port in places:
+    for host, port, key in places:
         try:
             for each in await listen(host, port):
                 each.close()
-        except OSError as error:
-            raise _cannot_bind(host, port) from error
+        except _NOT_BOUND as error:
+            raise _cannot_bind(host, port, key, error) from error
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials) -> int:
-    """Binds a port of `server`, and returns its number.
+    """Binds the federation port of `server`, and returns its number.
 
     Raises:
         CannotServe: the port cannot be bound.
@@ -142,13 +147,37 @@ def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Server
     try:
         return server.add_secure_port(where, credentials)
     except RuntimeError as error:
-        raise _cannot_bind(host, port) from error
+        raise _cannot_bind(host, port, "federation_port", error) from error
 
 
-def _cannot_bind(host: str, port: int) -> CannotServe:
+def metered(config: CoordinatorConfig, metrics: Metrics) -> MetricsServer:
+    """Serves metrics at the configured address.
+
+    Raises:
+        CannotServe: the port cannot be bound.
+    """
+    host, port = config.metrics_host, config.metrics_port
+    try:
+        return metrics.serve(host, port)
+    except _NOT_BOUND as error:
+        raise _cannot_bind(host, port, "metrics_port", error) from error
+
+
+def _cannot_bind(host: str, port: int, key: str, error: Exception) -> CannotServe:
+    """Returns a sentence that names what to change. `key` is the port's name in coordinator.toml."""
+    host_key = "metrics_host" if key == "metrics_port" else "listen_host"
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return CannotServe(
+            f"{host_key} names {host}, which has no address here; set it to an address of this machine in "
+            "coordinator.toml"
+        )
+    if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+        return CannotServe(
+            f"{host_key} is {host}, which is not an address of this machine; set it to one that is in coordinator.toml"
+        )
     return CannotServe(
         f"port {port} on {host} cannot be used: another program listens there, or this user may not listen; "
-        "end that program, or set other ports in coordinator.toml"
+        f"end that program, or set another {key} or {host_key} in coordinator.toml"
     )
 
 

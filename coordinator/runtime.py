@@ -34,6 +34,7 @@ from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
+from coordinator.storage.errors import BlobMissing, StoreUnusable
 from coordinator.storage.times import job_times
 from secure_agg.server import Seated
 from tacit.identity import Trust
@@ -103,7 +104,15 @@ class Runtime:
         await self.corpora.stop()
 
     def _document(self, stored: records.StoredJob) -> JobDocument:
-        return JobDocument.from_json(self.store.get(stored.document), what=f"the document of {stored.name}")
+        what = f"the document of {stored.name}"
+        try:
+            data = self.store.get(stored.document)
+        except BlobMissing as error:
+            raise StoreUnusable(
+                f"{self.store.place} has lost files that the database names, such as {what} ({stored.document.hex()}); "
+                "correct store_url, put the store back from a copy, or restore a backup (docs/backup.md)"
+            ) from error
+        return JobDocument.from_json(data, what=what)
 
     def _trace_of(self, job: str) -> Callable[[Count], None]:
         if self._spans is None:

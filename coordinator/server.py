@@ -203,7 +203,7 @@ async def start(
     for server, modules in ((outside, (enrolment_pb2,)), (inside, (federation_pb2, operator_pb2))):
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         ports.reflect(server, *modules)
-    endpoint = metrics.serve(config.metrics_host, config.metrics_port)
+    endpoint = ports.metered(config, metrics)
     stack.callback(endpoint.close)
     metrics.watch_disk(folder.path)
     stack.callback(asyncio.create_task(watch_loop(metrics, lambda: runtime.uploads.spooled)).cancel)

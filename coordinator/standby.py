@@ -244,7 +244,7 @@ async def _listen(
     stack.callback(room.close)
     relay = await ports.relayed(config, config.enrolment_connections, outside, enrolment_credentials(folder), metrics)
     stack.push_async_callback(relay.stop)
-    endpoint = metrics.serve(config.metrics_host, config.metrics_port)
+    endpoint = ports.metered(config, metrics)
     stack.callback(endpoint.close)
     metrics.watch_disk(folder.path)
     await outside.start()

@@ -99,7 +99,7 @@ def program(name: str, version: Callable[[], str], *, help: str, epilog: str) ->
                 return super().make_context(*arguments, **more)
 
         def invoke(self, ctx: Any) -> Any:
-            with _suggestions(), _missing_parts(member=name == "edge_client"):
+            with _suggestions(), _missing_parts(member=name == "edge_client"), _unanswered():
                 return super().invoke(ctx)
 
     app = typer.Typer(
@@ -156,19 +156,44 @@ def _missing_parts(*, member: bool) -> Iterator[None]:
         fail(f"this command needs {error.name}, which is not installed; {install_with(*extras)}", ExitCode.USAGE)
 
 
+@contextmanager
+def _unanswered() -> Iterator[None]:
+    """Words Ctrl-C, and the end of input at a prompt. typer would print "Aborted." for either, or nothing."""
+    import typer
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _interrupted() from None
+    except typer.Abort as error:
+        # A prompt raises it in place of both.
+        if not isinstance(error.__context__, EOFError):
+            raise _interrupted() from None
+        if sys.stderr.isatty():
+            sys.stderr.write("\n")
+        fail("the input ended before the answer; answer at a terminal, or give options instead", ExitCode.USAGE)
+
+
+def _interrupted() -> CommandFailed:
+    return CommandFailed("interrupted", ExitCode.INTERRUPTED)
+
+
 def run_app(app: Callable[[], object]) -> NoReturn:
     """Runs a typer app. Every expected failure becomes a sentence and an exit code, never a traceback."""
     try:
-        app()
+        try:
+            app()
+        except KeyboardInterrupt:
+            raise _interrupted() from None
     except CommandFailed as error:
         if json_requested():
             print_json({"error": error.sentence, "exit_code": int(error.code)})
+        elif error.code is ExitCode.INTERRUPTED:
+            # A terminal shows ^C where the person typed it.
+            sys.stderr.write(f"\n{error.sentence}\n" if sys.stderr.isatty() else f"{error.sentence}\n")
         else:
             sys.stderr.write(f"error: {error.sentence}\n")
         sys.exit(int(error.code))
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(int(ExitCode.INTERRUPTED))
     except BrokenPipeError:
         # The reader of our output is gone (`| head`), which is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

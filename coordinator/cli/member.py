@@ -57,7 +57,18 @@ def invite(
     as_json: Json = False,
 ) -> None:
     """Make a join token for a new member. It works once; send it over a channel you trust."""
+    from tacit.identity import name_is_valid
+
+    if not name_is_valid(name):
+        fail(
+            f"{name!r} is not a valid member name; use 1 to 63 of a-z, 0-9, dot, dash and underscore, starting with a "
+            "letter or digit",
+            ExitCode.USAGE,
+        )
     lifetime = seconds(valid) if valid else 0
+    if valid and not lifetime:
+        # In the request, 0 means: as the coordinator is configured.
+        fail(f"--valid is {valid}, and an invitation is valid for 1 minute to 30 days; give a time", ExitCode.USAGE)
     where = operator_folder(operator, folder)
 
     async def work() -> "operator_pb2.InviteMemberResponse":

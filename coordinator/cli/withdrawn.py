@@ -46,7 +46,7 @@ def withdraw_member(
         fail(f"{refused[0]}; nothing was changed. Without --restart, the versions are marked alone", ExitCode.REFUSED)
     if not dry_run:
         if not yes and not as_json:
-            _say(name, held, plans, dry_run=True)
+            _say(name, held, plans, dry_run=True, restart=restart)
         scope = "all jobs, for good" if job is None else f"{job} and the jobs that start from it"
         confirm(f"Withdraw {name} from {scope}? The marks cannot be taken back.", yes)
         held = run(_carried_out(where, name, job, plans))
@@ -56,7 +56,7 @@ def withdraw_member(
         shown = {"member": name, "job": job, "dry_run": dry_run, "jobs": [_held_json(each) for each in held]}
         print_json(shown | {"restarts": [restart_json(each) for each in plans], "refused": refused})
         return
-    _say(name, held, plans, dry_run=dry_run)
+    _say(name, held, plans, dry_run=dry_run, restart=restart)
     for sentence in refused:
         typer.echo(printable(f"Not restarted: {sentence}."))
     typer.echo(
@@ -183,10 +183,10 @@ def _held_json(held: "federation_pb2.HeldContributions") -> dict[str, Any]:
     }
 
 
-def _say(name: str, held: _Held, plans: "Sequence[Restart]", *, dry_run: bool) -> None:
+def _say(name: str, held: _Held, plans: "Sequence[Restart]", *, dry_run: bool, restart: bool) -> None:
     from coordinator.cli.restarting import restart_lines
 
-    for line in _lines(name, held, dry_run, restarts=bool(plans)):
+    for line in _lines(name, held, dry_run, restarts=restart):
         typer.echo(line)
     for each in plans:
         for line in restart_lines(each, name):
@@ -197,9 +197,14 @@ def _lines(member: str, held: _Held, dry_run: bool, *, restarts: bool) -> Iterat
     if not held:
         yield f"No version holds updates of {member}."
     for each in held:
-        in_sums = f", in {each.sums} sums of this job" if each.sums else ", because the job started from such a one"
-        said = "were marked before" if each.marked_before else "would be marked" if dry_run else "are marked"
-        yield f"{each.job}: versions {each.first} to {each.newest} hold its updates{in_sums}; they {said}."
+        one = each.first == each.newest
+        sums = f"{each.sums} sum" if each.sums == 1 else f"{each.sums} sums"
+        in_sums = f", in {sums} of this job" if each.sums else ", because the job started from such a one"
+        before, now = ("it was", "it is") if one else ("they were", "they are")
+        hold = f"version {each.first} holds" if one else f"versions {each.first} to {each.newest} hold"
+        would = "it would be" if one else "they would be"
+        said = f"{before} marked before" if each.marked_before else f"{would if dry_run else now} marked"
+        yield f"{each.job}: {hold} its updates{in_sums}; {said}."
         if each.exported:
             numbers = ", ".join(map(str, each.exported))
             yield f"  exported: {numbers}. Tell whoever has them; a new export says so in its card and passport."

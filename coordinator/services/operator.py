@@ -355,6 +355,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             job = await self._store.apart.run(check_job, self._store, request.document)
             if job.earlier is not None:
                 await self._check_earlier(job, job.earlier)
+            # Refuse a taken name before the journal gets an entry about it. What the journal has was begun: a crash
+            # between both leaves an act without its job, never a job without its act.
+            try:
+                await self._database.run(lambda s: records.check_new_job(s, job.name))
+            except JobExists as error:
+                raise OperatorRefused(Reason.REASON_NAME_TAKEN, error.sentence) from error
             await self._act(job.name, operator.name, "create", document=request.document.hex())
             await self._live.create_job(request.document, job)
             return await self._present(job.name)

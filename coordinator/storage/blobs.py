@@ -13,9 +13,9 @@ Guarantees:
 - What is too large for memory is read and written in pieces (`reading`, `writing`). Its digest is known only at the
   end, so a reader must use no result before that.
 
-An fsspec URL says where blobs are: `file:///folder`, `memory://name` (tests), or whatever else fsspec supports; for
-`s3://bucket/prefix` see `coordinator.storage.object_store`. Uploads in progress are always in a local folder, because
-object stores cannot append.
+An fsspec URL says where blobs are: `file:///folder`, `memory://name` (tests), or another one that `check` finds
+writable; for `s3://bucket/prefix` see `coordinator.storage.object_store`. Uploads in progress are always in a local
+folder, because object stores cannot append.
 
 Methods are synchronous and safe to call from several threads. A caller with an event loop runs them in the store's own
 threads (`BlobStore.apart.run`), because a store that hangs would take those that all other work needs.
@@ -40,6 +40,7 @@ from fsspec.core import url_to_fs
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreInUse, StoreUnusable
 from coordinator.storage.owner_mark import OwnerMark
 from coordinator.storage.store_threads import StoreThreads
+from tacit.reading import shortened
 
 __all__ = ["MAX_BLOB", "BlobStore", "Incoming", "Listed", "Ranges", "Reader", "Writer", "open_blobs", "prepared"]
 
@@ -285,7 +286,27 @@ class BlobStore:
         Raises:
             StoreUnusable: serving would fail.
         """
+        if not self._local:
+            self._try()
         return []
+
+    def _try(self) -> None:
+        key = f"checks/{uuid.uuid4().hex}"
+        path, data = f"{self._root}/{key}", key.encode()
+        where = self._fs.unstrip_protocol(self._root)
+        try:
+            self._fs.pipe_file(path, data)
+            found = self._fs.cat_file(path)
+            self._fs.rm_file(path)
+        except Exception as error:  # A driver of another project raises what it likes.
+            raise StoreUnusable(
+                f"{where} cannot be written: {_told(error)}; set store_url to a folder or to s3://BUCKET/PREFIX"
+            ) from error
+        if found != data:
+            raise StoreUnusable(
+                f"{where} does not return what was just written to it; set store_url to a folder or to "
+                "s3://BUCKET/PREFIX"
+            )
 
     def incoming(self, digest: bytes, total: int) -> "Incoming":
         """Begins or continues an upload of a blob of `total` bytes.
@@ -643,14 +664,14 @@ def open_blobs(url: str, *, staging: Path | None = None) -> BlobStore:
         raise StoreUnusable(f"{url} is an S3 store, which needs its settings; open it with `open_store`")
     try:
         filesystem, root = url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # Some drivers connect here, and raise what they like.
         raise StoreUnusable(
-            f"{url} cannot be opened as a blob store: {error}; write file:///folder, or an fsspec URL whose "
+            f"{url} cannot be opened as a blob store: {_told(error)}; write file:///folder, or an fsspec URL whose "
             "driver is installed"
         ) from error
     if staging is None:
         staging = Path(root) / "incoming" if _is_local(filesystem) else Path(tempfile.gettempdir()) / "tacit-incoming"
-    with _sentences(url, "made"):
+    with _made(url):
         if _is_local(filesystem):
             # `parents` would make it with the umask's permissions.
             Path(root).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -672,7 +693,7 @@ def prepared(staging: Path) -> Path:
     Raises:
         StoreUnusable: it cannot be made.
     """
-    with _sentences(str(staging), "made"):
+    with _made(str(staging)):
         staging.mkdir(parents=True, exist_ok=True, mode=0o700)
         _sweep(staging)
     return staging
@@ -699,6 +720,21 @@ def _force_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _told(error: Exception) -> str:
+    """What a driver's error says: its name first, because the text of many is empty."""
+    return ": ".join(filter(None, (type(error).__name__, shortened(str(error), 200))))
+
+
+@contextlib.contextmanager
+def _made(what: str) -> Iterator[None]:
+    try:
+        with _sentences(what, "made"):
+            yield
+    except FileNotFoundError as error:
+        # A special file system, as /proc is.
+        raise StoreUnusable(f"{what} cannot be made: no folder can be made there; set store_url to another") from error
 
 
 @contextlib.contextmanager

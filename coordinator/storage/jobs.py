@@ -42,6 +42,7 @@ __all__ = [
     "StoredRound",
     "StoredVersion",
     "abandon_open_attempts",
+    "check_new_job",
     "create_job",
     "end_attempt",
     "end_round",
@@ -175,6 +176,12 @@ class StoredJob:
 # ---- jobs --------------------------------------------------------------------------------------------------
 
 
+def check_new_job(s: Session, name: str) -> None:
+    """Raises JobExists if a job has, or had, this name."""
+    if s.get(JobRow, name) is not None:
+        raise JobExists(f"a job named {name} exists; names are never used twice, so choose another in the job file")
+
+
 def create_job(
     s: Session,
     *,
@@ -194,8 +201,7 @@ def create_job(
     Raises:
         JobExists: the name was used before.
     """
-    if s.get(JobRow, name) is not None:
-        raise JobExists(f"a job named {name} exists; names are never used twice, so choose another in the job file")
+    check_new_job(s, name)
     s.add(
         JobRow(
             name=name,

@@ -56,6 +56,11 @@ def open_store(config: CoordinatorConfig, folder: CoordinatorFolder) -> BlobStor
     Raises:
         StoreUnusable: it cannot be opened. An S3 store is asked nothing before `ObjectStore.check`.
     """
+    if config.store_url.startswith("memory:"):
+        raise StoreUnusable(
+            f"store_url is {config.store_url}, which keeps nothing when this process ends; set it to a folder or to "
+            "s3://BUCKET/PREFIX"
+        )
     if not config.store_url.startswith("s3://"):
         return open_blobs(config.store_url)
     place = place_of(

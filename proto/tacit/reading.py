@@ -94,7 +94,8 @@ def toml_values(data: bytes, most: int, what: str) -> dict[str, Any]:
     """
     _check_length(data, most, what)
     try:
-        text = data.decode("utf-8")
+        # Some editors write a byte order mark. (`utf-8-sig` would count an error's place without it.)
+        text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DocumentInvalid(
             f"{what} cannot be read: {error.reason} at byte {error.start}; save it as UTF-8"

@@ -816,6 +816,10 @@ def test_a_created_job_appears_in_the_status(house):
         code, _, sentence = await refused(stub.CreateJob(operator_pb2.CreateJobRequest(document=digest)))
         assert code is grpc.StatusCode.ALREADY_EXISTS
         assert "names are never used twice" in sentence
+        # What was refused was not done, so the record does not say that it was.
+        assert [entry.kind for entry in await house.journal("desk")] == ["operator_act", "job_created"]
+        detail = await stub.GetJob(operator_pb2.GetJobRequest(name="desk"))
+        assert [each.act for each in detail.acts] == ["create"]
 
     house(scenario)
 

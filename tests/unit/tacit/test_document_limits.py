@@ -68,7 +68,7 @@ from tacit.passport import (
     VersionFacts,
     WithdrawalFacts,
 )
-from tacit.reading import MAX_DEPTH
+from tacit.reading import MAX_DEPTH, toml_values
 from tacit.survey_file import SurveySpec
 from tacit.token import JoinToken
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken
@@ -1193,3 +1193,29 @@ def test_dots_and_brackets_in_texts_do_not_count_as_nesting(tmp_path):
     many = "[{" * MAX_DEPTH + "a." * 40
     path.write_text(f"schema = 1  # {many}\njobs = [\"{many}\", '{many}', \"\"\"{many}\"\"\", '''{many}''']\n")
     assert Policy.from_toml(path).jobs == (many,) * 4
+
+
+# Notepad and others begin a file with it.
+MARK = b"\xef\xbb\xbf"
+
+
+def test_a_byte_order_mark_before_toml_is_no_part_of_it(tmp_path):
+    policy, config = tmp_path / "policy.toml", tmp_path / "coordinator.toml"
+    policy.write_bytes(MARK + b'schema = 1\r\njobs = ["ward"]\r\n')
+    config.write_bytes(MARK + b'schema = 1\nadvertise = ["localhost"]\n')
+    assert Policy.from_toml(policy).jobs == ("ward",)
+    assert CoordinatorConfig.from_toml(config).advertise == ("localhost",)
+
+
+def test_a_byte_order_mark_changes_no_bound_and_no_place_of_an_error():
+    text = b"x = 1\n"
+    assert toml_values(MARK + text, len(MARK + text), "it") == {"x": 1}
+    with pytest.raises(DocumentInvalid, match="more than 8 bytes"):
+        toml_values(MARK + text, 8, "it")
+    with pytest.raises(DocumentInvalid, match="at byte 9; save it as UTF-8"):
+        toml_values(MARK + text + b"\xff", 100, "it")
+    # One is a mark. A second is text, which TOML does not allow there.
+    with pytest.raises(DocumentInvalid, match="is not TOML"):
+        toml_values(MARK + MARK + text, 100, "it")
+    with pytest.raises(DocumentInvalid, match=f"more than {MAX_DEPTH} deep"):
+        toml_values(MARK + b"x = " + b"[" * 100, 200, "it")

@@ -122,6 +122,12 @@ def test_a_folder_with_content_is_refused_and_not_changed(tmp_path, quick):
     assert [path.name for path in directory.iterdir()] == ["thesis.txt"]
 
 
+def test_two_services_cannot_have_one_port(tmp_path, quick):
+    said = _fails(init, tmp_path / "fed", "--enrolment-port", 17450, "--federation-port", 17450, code=ExitCode.USAGE)
+    assert "enrolment_port and federation_port are both 17450; give each another port" in said
+    assert not (tmp_path / "fed").exists()
+
+
 def test_an_empty_folder_or_a_fresh_volume_is_accepted(tmp_path, quick):
     directory = tmp_path / "fed"
     (directory / "lost+found").mkdir(parents=True)

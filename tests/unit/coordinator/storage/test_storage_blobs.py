@@ -10,12 +10,16 @@ import uuid
 from pathlib import Path
 
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.storage import blobs
 from coordinator.storage.blobs import BlobStore, open_blobs
 from coordinator.storage.errors import BlobCorrupt, BlobMissing, BlobRejected, StoreUnusable
+from coordinator.storage.object_store import open_store
 from tests.support.s3_server import object_store, served
 
 DATA = bytes(range(256)) * 40
@@ -392,6 +396,67 @@ def test_an_unknown_kind_of_store_is_a_sentence():
 def test_a_missing_driver_is_a_sentence():
     with pytest.raises(StoreUnusable, match=r"gs://bucket cannot be opened|pip install"):
         open_blobs("gs://bucket")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no file system that makes no folders")
+def test_a_place_where_no_folder_can_be_made_is_a_sentence(tmp_path):
+    with pytest.raises(StoreUnusable, match="file:///proc/tacit-store cannot be made"):
+        open_blobs("file:///proc/tacit-store")
+    with pytest.raises(StoreUnusable, match="/proc/tacit-incoming cannot be made"):
+        blobs.prepared(Path("/proc/tacit-incoming"))
+
+
+def test_a_driver_that_cannot_connect_is_a_sentence():
+    with pytest.raises(StoreUnusable, match=r"no\.such\.host\.invalid/x cannot be opened as a blob store: gaierror"):
+        open_blobs("ftp://no.such.host.invalid/x")
+
+
+class ReadOnly(MemoryFileSystem):
+    """Takes nothing."""
+
+    protocol = ("readonly",)
+
+    def pipe_file(self, path, value, mode="overwrite", **how):
+        raise NotImplementedError
+
+
+def test_a_store_that_takes_nothing_fails_its_check(tmp_path):
+    register_implementation("readonly", ReadOnly, clobber=True)
+    store = open_blobs("readonly://x", staging=tmp_path / "staging")
+    with pytest.raises(StoreUnusable, match="readonly://x cannot be written: NotImplementedError; set store_url"):
+        store.check()
+
+
+class Forgetful(MemoryFileSystem):
+    """Takes everything and keeps nothing."""
+
+    protocol = ("forgetful",)
+
+    def pipe_file(self, path, value, mode="overwrite", **how):
+        super().pipe_file(path, b"", mode=mode, **how)
+
+
+def test_a_store_that_keeps_nothing_fails_its_check(tmp_path):
+    register_implementation("forgetful", Forgetful, clobber=True)
+    store = open_blobs(f"forgetful://{uuid.uuid4().hex}", staging=tmp_path / "staging")
+    with pytest.raises(StoreUnusable, match="does not return what was just written to it"):
+        store.check()
+
+
+def test_a_check_leaves_nothing_behind(tmp_path):
+    name = uuid.uuid4().hex
+    store = open_blobs(f"memory://{name}", staging=tmp_path / "staging")
+    assert store.check() == []
+    assert MemoryFileSystem().find(f"/{name}") == []
+    digest = store.put(DATA)
+    assert store.check() == []
+    assert store.get(digest) == DATA
+
+
+def test_no_coordinator_keeps_its_blobs_in_memory(tmp_path):
+    config = CoordinatorConfig(advertise=("localhost",), store_url="memory://x/y")
+    with pytest.raises(StoreUnusable, match="store_url is memory://x/y, which keeps nothing when this process ends"):
+        open_store(config, CoordinatorFolder(tmp_path))
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path):
