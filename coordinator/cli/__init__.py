@@ -38,7 +38,7 @@ app = program(
     "First time: `coordinator init`, then `coordinator serve`.",
     epilog="Exit codes: 0 done, 1 the work failed, 2 wrong input, 3 unreachable, 4 refused, 5 not found, "
     "6 above the claim. "
-    "Every command takes --json; TACIT_OPERATOR names the operator's folder.",
+    "Every command except serve takes --json; TACIT_OPERATOR names the operator's folder.",
 )
 
 # The command list truncates long first sentences, so commands that have one get a shorter sentence here.

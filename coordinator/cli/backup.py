@@ -82,6 +82,7 @@ def _verify(folder: Path, as_json: bool) -> None:
 def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_missing: bool, as_json: bool) -> None:
     import time
 
+    from coordinator.closed import store_folder
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark
     from coordinator.storage.backup import make
@@ -92,6 +93,9 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     as_owner(coordinator)
     config = _config(coordinator)
     _closed(coordinator, config)
+    if (store := store_folder(config.store_url)) is not None and folder.resolve().is_relative_to(store.resolve()):
+        # Whatever takes the store takes the backup with it.
+        fail(f"{folder} is in the store that it would copy; name a folder outside of {store}", ExitCode.USAGE)
     mark.check(CoordinatorFolder(coordinator).database_mark, config.database_url)
     configure("console", "warning")
     federation = _federation(CoordinatorFolder(coordinator).authority_certificate)

@@ -120,3 +120,15 @@ def test_data_is_always_a_file_and_data_name_a_name(program: str) -> None:
         for parameter in command.params:
             kind = {"--data": Path, "--data-name": str}.get(parameter.opts[0])
             assert kind in (None, parameter.type_descriptor.annotation), (words, parameter.opts)
+
+
+@pytest.mark.parametrize(("program", "without"), [("coordinator", ["serve"]), ("edge_client", [])])
+def test_help_says_which_command_takes_no_json(program: str, without: list[str]) -> None:
+    found = [
+        " ".join(words)
+        for words, command in commands(PROGRAMS[program])
+        if not isinstance(command, TyperGroup) and not any("--json" in option.opts for option in command.params)
+    ]
+    assert found == without
+    said = "".join(f" except {name}" for name in without)
+    assert f"Every command{said} takes --json" in PROGRAMS[program].info.epilog

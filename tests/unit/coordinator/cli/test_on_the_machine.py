@@ -246,3 +246,13 @@ def _figure(house, series):
         if name == f"tacit_coordinator_{series}":
             return float(value)
     return None
+
+
+def test_a_backup_does_not_go_into_the_store_that_it_copies(fed, tmp_path):
+    (tmp_path / "link").symlink_to(fed / "store")
+    for inside in (fed / "store" / "bk", fed / "store", tmp_path / "link" / "bk"):
+        said = _run("backup", inside, "--dir", fed, code=ExitCode.USAGE)
+        assert f"{inside} is in the store that it would copy; name a folder outside of {fed / 'store'}" in said
+    assert not (fed / "store" / "bk").exists()
+    # One beside the store, with a name that begins like it, is none in it.
+    _run("backup", fed / "store-backup", "--dir", fed)
