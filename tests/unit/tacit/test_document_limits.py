@@ -435,6 +435,8 @@ EXAMPLES: dict[type[Document], dict[str, Any]] = {
         "job_document": HEX,
         "stage": "withheld",
         "made": None,
+        "ledger": "00",
+        "data": "mine",
         "detail": "",
     },
     Decision: {"schema": 1, "corpus": HEX, "choice": "approve", "at_ms": 0},
