@@ -83,6 +83,7 @@ def train_sound(
         random=random,
         seed=0,
         rate=rate,
+        population=population,
         device=device,
         progress=progress,
         cancelled=cancelled,

@@ -19,14 +19,19 @@ its tensors are those of linear layers over positions (`learning.models.lstm`).
 
 Claim. Let v_b be what example b adds, in units of the clip. Then |v_b| <= 1 (L2, jointly over all trained parameters),
 and `sums` is exactly the sum of all v_b. So two draws that differ in one example, and in whose pieces every other
-example has the same x and g, differ by one vector of norm at most 1: for any number of examples, in any order, in any
-pieces, and for all numbers that the author of the weights and the job can choose.
+example has the same x and g and is added up alike, differ by one vector of norm at most 1: for any number of examples,
+in any order, in any pieces, and for all numbers that the author of the weights and the job can choose.
 
 What the claim assumes. (1) float64 is IEEE's, rounded to nearest. (2) A layer has at most 2^22 positions (a person's
 rows together) and the model fewer than 2^31 values. (3) x and g do not depend on the other examples of a piece. They
 are float32, and kernels may round their last bits otherwise beside other rows; a version can be made in which that
 matters, and nothing here bounds it. On the CPU this was tried for layers 384 wide: rows were the same to the bit in all
-pieces of two rows or more. They are not in narrow layers, and nothing is known of a GPU's.
+pieces of two rows or more. They are not in narrow layers, and nothing is known of a GPU's. (4) A device adds an
+example's own positions in an order that does not depend on the other examples. A piece helps: all of its rows are
+equally long, and all of its persons have equally many rows, so nobody is laid out wider because of somebody else. On
+the CPU no dependence was found. A GPU's reductions and atomics promise nothing; there each of the others moves by at
+most 2^-32 (T^2 + in + out) of a clip for T positions, because what cancels counts in its norm (layers of other kinds
+than those named here: without such a bound).
 
 Proof. *Exact.* v_b is a vector of multiples of the grid 2^(k - 53), where 2^k is at least the number of examples, and
 no coordinate exceeds 1. So every partial sum is a whole number of at most 2^53 steps, which float64 holds: no addition
@@ -42,9 +47,9 @@ Rounding |G|^2 costs at most the second term (Higham 2002, section 3.1; in and o
 (1 + 2^-20) (|G|^2 + e^2 A^2): the rest of the first factor is for sums of positive terms, of fewer than 2^31 terms
 each. The weighted product of a layer is off by at most T u w A, with w = 1 / max(n, clip). By Cauchy and Schwarz, w
 (|G| + T u A) <= w sqrt(|G|^2 + e^2 A^2) sqrt(1 + (T u / e)^2), and T u / e <= 2^-21. So before rounding to the grid,
-|v_b| is at most 1 less what the factor leaves. Layers whose gradients are held are weighted as their norm has them, so
-only w rounds. Last, w is scaled by 1 - sqrt(d) / 2 grid steps for d values, since rounding to the grid adds at most
-that. QED.
+|v_b| is at most 1 less what the factor leaves. Sums of g alone (biases, layer norms, the words of an embedding) have
+the same norm with |x_t| = 1, and are weighted as their norm has them, so only w rounds. Last, w is scaled by 1 -
+sqrt(d) / 2 grid steps for d values, since rounding to the grid adds at most that. QED.
 
 The norm is never less than the gradient's own norm and, where nothing is made to cancel, about 1e-5 more. Norms and
 weights are float64 throughout, where squares of float32 numbers, and products of two of them, neither overflow nor
@@ -171,12 +176,17 @@ class _Embedding:
         self.batch = len(ids)
         self.example, self.id = pairs // layer.num_embeddings, pairs % layer.num_embeddings
         self.sums = rows.new_zeros(len(pairs), layer.embedding_dim, dtype=torch.float64)
-        self.sums.index_add_(0, place, rows.double())
+        rows = rows.double()
+        self.sums.index_add_(0, place, rows)
+        self.lengths = self.sums.new_zeros(len(pairs)).index_add_(0, place, rows.norm(dim=1))
+        self.positions = ids.shape[1]
         if layer.padding_idx is not None:
             self.sums[self.id == layer.padding_idx] = 0
+            self.lengths[self.id == layer.padding_idx] = 0
 
     def squared_norms(self) -> Mapping[str, Tensor]:
-        return {"weight": self.sums.new_zeros(self.batch).index_add_(0, self.example, self.sums.square().sum(dim=1))}
+        squared = self.sums.square().sum(dim=1) + _apart(self.positions) * self.lengths.square()
+        return {"weight": self.sums.new_zeros(self.batch).index_add_(0, self.example, squared)}
 
     def add_weighted(self, weights: Tensor, sums: _Sums) -> None:
         rounded = (self.sums * weights[self.example, None]).round_()
@@ -207,7 +217,7 @@ class _Linear:
             else:
                 found["weight"] = _squared_norms(self.x, x @ x.transpose(1, 2), g @ g.transpose(1, 2))
         if self.layer.bias is not None and self.layer.bias.requires_grad:
-            found["bias"] = self.along.square().sum(dim=1)
+            found["bias"] = _norms_of_sums(self.along, self.g.norm(dim=2))
         return found
 
     def add_weighted(self, weights: Tensor, sums: _Sums) -> None:
@@ -239,7 +249,7 @@ class _Conv1d:
                 windows += positions[:, k : k + length, k : k + length]
             found["weight"] = _squared_norms(self.x, windows, g.transpose(1, 2) @ g)
         if self.layer.bias is not None and self.layer.bias.requires_grad:
-            found["bias"] = self.along.square().sum(dim=1)
+            found["bias"] = _norms_of_sums(self.along, self.g.norm(dim=1))
         return found
 
     def add_weighted(self, weights: Tensor, sums: _Sums) -> None:
@@ -269,7 +279,7 @@ class _LSTM:
             if self.layer.get_parameter(name).requires_grad:
                 found[name] = _squared_norms(x, x.double() @ x.double().transpose(1, 2), of_g)
         if self.layer.bias.requires_grad:
-            found["bias"] = self.along.square().sum(dim=1)
+            found["bias"] = _norms_of_sums(self.along, self.g.norm(dim=2))
         return found
 
     def add_weighted(self, weights: Tensor, sums: _Sums) -> None:
@@ -293,14 +303,15 @@ class _LayerNorm:
         between = tuple(range(1, x.ndim - len(layer.normalized_shape)))
         normal = functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
         made = {"weight": g * normal, "bias": g}
-        self.samples = {
+        self.samples, self.lengths = {}, {}
+        for name, _ in _trained(layer):
             # An empty tuple would mean all dimensions.
-            name: made[name].sum(dim=between) if between else made[name]
-            for name, _ in _trained(layer)
-        }
+            self.samples[name] = made[name].sum(dim=between) if between else made[name]
+            positions = made[name].flatten(len(between) + 1)
+            self.lengths[name] = positions.norm(dim=-1).flatten(1) if between else positions.norm(dim=1)[:, None]
 
     def squared_norms(self) -> Mapping[str, Tensor]:
-        return {name: sample.flatten(1).square().sum(dim=1) for name, sample in self.samples.items()}
+        return {name: _norms_of_sums(sample.flatten(1), self.lengths[name]) for name, sample in self.samples.items()}
 
     def add_weighted(self, weights: Tensor, sums: _Sums) -> None:
         _add_samples(self.samples, weights, sums)
@@ -338,11 +349,20 @@ def _squared_norms(x: Tensor, of_x: Tensor, of_g: Tensor) -> Tensor:
     return _safe_norms(x, (of_x * of_g).sum(dim=(1, 2)).clamp(min=0), along_x, along_g, of_x.shape[1] ** 2)
 
 
+def _norms_of_sums(along: Tensor, lengths: Tensor) -> Tensor:
+    """(B,) Upper bounds on |sum_t g_t|^2, from that sum (B, width) and |g_t| (B, T)."""
+    return along.square().sum(dim=1) + _apart(lengths.shape[1]) * lengths.sum(dim=1).square()
+
+
+def _apart(terms: int) -> float:
+    """The part of (sum_t |x_t| |g_t|)^2 that counts in a squared norm which sums so many terms."""
+    # Rounding is below a unit for each sum and product of a term (Higham 2002, section 3.1).
+    return _CANCELLATION + 2.0**-52 * (terms + 2**20)
+
+
 def _safe_norms(x: Tensor, squared: Tensor, along_x: Tensor, along_g: Tensor, terms: int) -> Tensor:
     """(B,) `squared` plus what may have cancelled, from |x_t| and |g_t| (B, T); `squared` sums so many terms."""
-    # Rounding is below a unit for each sum and product of a term (Higham 2002, section 3.1).
-    rounding = 2.0**-52 * (terms + 2**20)
-    norms = squared + (_CANCELLATION + rounding) * (along_x * along_g).sum(dim=1).square()
+    norms = squared + _apart(terms) * (along_x * along_g).sum(dim=1).square()
     return norms.masked_fill(~(x.flatten(1).abs().amax(dim=1) <= _LARGEST), torch.inf)
 
 

@@ -13,6 +13,10 @@ rounding may add is taken from the clip beforehand (`counted_clip`): 2e-9 of it 
 hundred thousand. An example whose features or gradient are not finite adds nothing. No example sees another: every row
 of the formulas has one example. So there is no module to check on probe texts. Dropout has no part.
 
+Assumption: a row's scores x W^T do not depend on the rows beside it. BLAS computes rows in tiles, and those of a tile
+that is not full in another order, which matters where a version's numbers cancel. So no tile is left open (`_scores`);
+with several threads, BLAS may cut elsewhere.
+
 If persons are drawn, all this holds for a person in place of an example: its gradient G is the weighted sum of those of
 its rows in float64, and G times min(1, clip / |G|) is what it adds, where rounding never lowers |G|. If the noise is
 correlated, the draw is from the step's class and the noise is a row of C^-1 z (`learning.mechanisms.correlated`).
@@ -61,12 +65,14 @@ T = TypeVar("T", np.float32, np.float64)
 
 # Rows that are held in float64 at a time, and added up by one product.
 _BLOCK = 2048
+# BLAS computes 2 to 32 rows at a time; the number of rows in a product is a multiple of this.
+_TILE = 64
 # The part of sum_s |x_s| |g_s| over a person's rows that counts in its norm, squared.
 _CANCELLATION = 2.0**-20
 # Values of persons' gradients that are held in float64 at a time.
 _PERSONS_HELD = 1 << 22
 # Products of two rows of a person that are held.
-_PAIRS_HELD = 1 << 20
+_PAIRS_HELD = 1 << 22
 # Bytes of features of which a copy in float64 is held for all steps.
 _HELD = 1 << 27
 
@@ -316,8 +322,8 @@ def train_private_head(
     lengths, products = None, None
     if held is not None and persons is None:
         lengths = np.einsum("bw,bw->b", held, held)
-    elif held is not None and persons is not None:
-        products = RowProducts.of(held, persons, trains_bias=head.trains_bias)
+    elif persons is not None:
+        products = RowProducts.of(table, persons, trains_bias=head.trains_bias)
     tokens = np.zeros((len(features), 0), dtype=np.int64) if ids is None else ids
     draw = drawing(tokens, (tokens != pad_id).sum(axis=1), labels, rate, correlated, random)
     for step in range(1, mechanism.steps + 1):
@@ -395,7 +401,7 @@ def clipped_sums(
         x, y = features[rows].astype(np.float64, copy=False), labels[rows]
         # What is not finite is left out below, without a word on the way.
         with np.errstate(invalid="ignore", over="ignore"):
-            losses, g = _losses(x @ matrix.T + bias, y)
+            losses, g = _losses(_scores(x, matrix, bias), y)
             lengths_of_x = np.einsum("bw,bw->b", x, x) if lengths is None else lengths[rows]
             squared = np.einsum("bl,bl->b", g, g) * (lengths_of_x + float(head.trains_bias))
         counts = np.isfinite(squared)
@@ -419,23 +425,36 @@ def clipped_sums_of_persons(
 ) -> tuple[Floats, Floats, float]:
     """The sums of the drawn persons' clipped gradients, in units of the clip: as `clipped_sums`, for persons.
 
-    A person whose gradient is not finite adds nothing.
+    A person whose gradient is not finite adds nothing. How a person's is computed follows from its own rows and public
+    numbers: two ways clip it to slightly different lengths, so others must not decide which.
 
     Args:
         head, features, labels, drawn, clip: As in `clipped_sums`.
-        products: Of the features, where they are kept. Then no person's gradient is made.
+        products: Of the features of some persons, where they are kept. Then no gradient of theirs is made.
     """
-    if products is not None:
-        return _sums_by_products(head, features, labels, drawn, clip, products)
+    if products is None:
+        return _sums_by_gradients(head, features, labels, drawn, clip)
+    kept = products.covered[drawn.rows]
+    some, rest, other = _sums_by_products(head, features, labels, drawn.only(kept), clip, products)
+    if kept.all():
+        return some, rest, other
+    weights, biases, losses = _sums_by_gradients(head, features, labels, drawn.only(~kept), clip)
+    return some + weights, rest + biases, other + losses
+
+
+def _sums_by_gradients(
+    head: LinearHead, features: NDArray[np.float32 | np.float64], labels: Ids, drawn: DrawnPersons, clip: float
+) -> tuple[Floats, Floats, float]:
+    """`clipped_sums_of_persons` by the gradient of each person."""
     matrix, bias = head.weight.astype(np.float64), head.bias.astype(np.float64)
     weight_sum, bias_sum, loss_sum = np.zeros_like(matrix), np.zeros_like(bias), 0.0
     for part in drawn.pieces(max(1, min(_BLOCK, _PERSONS_HELD // matrix.size))):
         x, y = features[part.rows].astype(np.float64, copy=False), labels[part.rows]
         # What is not finite is left out below, without a word on the way.
         with np.errstate(invalid="ignore", over="ignore"):
-            losses, g = _losses(x @ matrix.T + bias, y)
+            losses, g = _losses(_scores(x, matrix, bias), y)
             g *= part.weights[:, None]
-            # Side by side, (P, m, ...), so that one product makes the gradients of all persons.
+            # Side by side, (P, m, ...), so that one call makes the gradients of all persons. All have m rows.
             counts = np.bincount(part.person)
             place = np.arange(len(y)) - (np.cumsum(counts) - counts)[part.person]
             sides = len(counts), int(counts.max())
@@ -463,15 +482,21 @@ class RowProducts:
     Attributes:
         first, second: (Q,) The rows s <= t.
         values: (Q,) x_s . x_t, and twice that for two different rows.
+        covered: (N,) Whose rows have all their products here.
     """
 
     first: Ids
     second: Ids
     values: Floats
+    covered: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, features: Floats, persons: Persons, *, trains_bias: bool) -> "RowProducts | None":
-        """The products of all persons' rows, or None if there are too many. With a bias, each x has a further 1."""
+    def of(
+        cls, features: NDArray[np.float32 | np.float64], persons: Persons, *, trains_bias: bool
+    ) -> "RowProducts | None":
+        """The products of the rows of `Persons.all_rows`, or None if that has nobody. With a bias, each x has a further
+        1.
+        """
         pairs = [
             (own[at[0]], own[at[1]]) for own in persons.all_rows(_PAIRS_HELD) for at in (np.triu_indices(len(own)),)
         ]
@@ -482,9 +507,12 @@ class RowProducts:
         for start in range(0, len(first), _BLOCK):
             part = slice(start, start + _BLOCK)
             with np.errstate(invalid="ignore", over="ignore"):
-                values[part] = np.einsum("qw,qw->q", features[first[part]], features[second[part]])
+                one, other = (features[each[part]].astype(np.float64, copy=False) for each in (first, second))
+                values[part] = np.einsum("qw,qw->q", one, other)
         values += float(trains_bias)
-        return cls(first, second, np.where(first == second, 1.0, 2.0) * values)
+        covered = np.zeros(len(features), dtype=np.bool_)
+        covered[first] = True
+        return cls(first, second, np.where(first == second, 1.0, 2.0) * values, covered)
 
 
 def _sums_by_products(
@@ -510,7 +538,7 @@ def _sums_by_products(
     g, losses = np.zeros((len(rows), len(bias))), np.zeros(len(rows))
     with np.errstate(invalid="ignore", over="ignore"):
         for part in blocks:
-            losses[part], g[part] = _losses(held(part) @ matrix.T + bias, labels[rows[part]])
+            losses[part], g[part] = _losses(_scores(held(part), matrix, bias), labels[rows[part]])
         g *= weights[:, None]
         place = np.full(len(features), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
@@ -524,8 +552,9 @@ def _sums_by_products(
         # so that the rows that a person adds are never much longer than their sum (`counted_clip`).
         lengths = np.sqrt(np.maximum(terms[s == t], 0.0))
         apart = np.bincount(person[s[s == t]], weights=lengths, minlength=drawn.persons)
-        widest = int(np.bincount(person).max(initial=0))
-        squared += (_CANCELLATION + 2.0**-52 * (features.shape[1] + len(bias) + widest**2 + 8)) * apart**2
+        # A person's own number of rows: nobody is clipped otherwise because of how many another has.
+        own = np.bincount(person, minlength=drawn.persons).astype(np.float64)
+        squared += (_CANCELLATION + 2.0**-52 * (features.shape[1] + len(bias) + own**2 + 8)) * apart**2
     finite = np.isfinite(squared)
     # Left out instead of multiplied by zero, as above.
     factors = np.where(finite, clip_factors(np.where(finite, squared, 0.0), clip) / clip, 0.0)[person]
@@ -552,6 +581,14 @@ def _noised(
         first += each.size
     correlated.taken()
     return made
+
+
+def _scores(x: Floats, matrix: Floats, bias: Floats) -> Floats:
+    """x W^T + b (B, labels) of x (B, width), each row by the same kernel, however many there are."""
+    beyond = -len(x) % _TILE
+    filled = np.concatenate([x, np.zeros((beyond, x.shape[1]))]) if beyond else x
+    scores: Floats = (filled @ matrix.T)[: len(x)] + bias
+    return scores
 
 
 def clip_factors(squared_norms: Floats, clip: float) -> Floats:

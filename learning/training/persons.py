@@ -42,14 +42,19 @@ class DrawnPersons:
         """P, the drawn persons that have a row."""
         return int(self.person[-1]) + 1 if len(self.person) else 0
 
-    def pieces(self, most: int, lengths: Ints | None = None) -> Iterator["DrawnPersons"]:
-        """The draw in pieces of whole persons, by how many rows they have.
+    def only(self, which: NDArray[np.bool_]) -> "DrawnPersons":
+        """The draw with some persons, by a mask (R,) that is equal for all rows of a person."""
+        person = np.unique(self.person[which], return_inverse=True)[1].astype(np.int64)
+        return DrawnPersons(self.rows[which], person, self.weights[which])
 
-        A piece's rows are laid side by side, each person as wide as the widest of them. So persons times the most rows
-        is at most `most`, or the piece is one person.
+    def pieces(self, most: int, lengths: Ints | None = None) -> Iterator["DrawnPersons"]:
+        """The draw in pieces of whole persons that have equally many rows.
+
+        A piece's rows are laid side by side, each person as wide as the others. So no person is laid out or added up in
+        another way because of what others have.
 
         Args:
-            most: The most rows of a piece.
+            most: The most rows of a piece, unless it is one person.
             lengths: (R,) The padded length of each row. All persons of a piece have the same longest row, so nobody's
                 padding depends on another person. None: rows have no padding.
         """
@@ -64,6 +69,7 @@ class DrawnPersons:
             if (
                 end == len(order)
                 or longest[order[end]] != longest[order[start]]
+                or counts[order[end]] != counts[order[start]]
                 or (end + 1 - start) * counts[order[end]] > most
             ):
                 chosen = order[start:end]
@@ -91,11 +97,18 @@ class Persons:
         self._first = np.searchsorted(of_rows[self._rows], np.arange(count + 1))
 
     def all_rows(self, most: int) -> list[Ints]:
-        """The rows of each person that has some; nobody's if they have more than `most` pairs of rows together."""
-        counts = np.diff(self._first)
-        if int((counts * (counts + 1) // 2).sum()) > most:
+        """The rows of each person of whom every row is drawn; nobody's if `most` pairs of rows might not hold them all.
+
+        Whether a person is here follows from its own rows and from public numbers, never from what others have.
+        """
+        limit = self._use.max_examples
+        if self.count * (limit * (limit + 1) // 2) > most:
             return []
-        return [self._rows[self._first[at] : self._first[at + 1]] for at in np.flatnonzero(counts).tolist()]
+        counts = np.diff(self._first)
+        return [
+            self._rows[self._first[at] : self._first[at + 1]]
+            for at in np.flatnonzero((counts > 0) & (counts <= limit)).tolist()
+        ]
 
     def draw(self, rate: float, random: RandomSource) -> DrawnPersons:
         """Draws each person with probability `rate`, and of each at most `max_examples` rows."""

@@ -103,8 +103,9 @@ def test_each_layers_norms_are_those_of_its_gradients(made) -> None:
             alone = torch.autograd.grad(losses[row], list(names.values()), retain_graph=True)
             for name, g in zip(names, alone, strict=True):
                 norm, expected = float(found[name][row]) ** 0.5, float(g.double().norm())
-                # The gradient of the keys' bias is rounding alone.
-                assert norm == pytest.approx(expected, rel=2e-2, abs=1e-6), name
+                # The gradient of the keys' bias is rounding alone: its positions cancel, a thousandth of which counts.
+                cancels = any(part in name for part in ("k_lin.bias", "key.bias"))
+                assert norm == pytest.approx(expected, rel=2e-2, abs=1e-3 if cancels else 1e-6), name
                 assert norm >= expected * (1 - 1e-5) - 1e-6, name
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 from learning.models.classifier import Dropout, TextClassifier
 from learning.models.lstm import LSTM
-from learning.training.clipping import ClippedGradients, Groups
+from learning.training import head
+from learning.training.clipping import ClippedGradients, Groups, _Embedding
 from learning.training.head import LinearHead, RowProducts, clipped_sums_of_persons, counted_clip
 from learning.training.persons import DrawnPersons, Persons
 from learning.training.private import train_private
@@ -213,13 +214,13 @@ def test_rounding_to_the_grid_never_passes_the_clip(units) -> None:
 def test_rows_of_a_person_that_cancel_are_not_added_up_at_full_length() -> None:
     """A head adds a person's rows apart, so rounding is that of their lengths, and their sum must not hide these."""
     x = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0**-15]])
-    head = LinearHead(np.zeros((2, 2), np.float32), np.zeros(2, np.float32), trains_bias=False)
+    made = LinearHead(np.zeros((2, 2), np.float32), np.zeros(2, np.float32), trains_bias=False)
     persons = Persons(np.zeros(3, np.int64), 1, PersonRows(max_examples=3, combine="sum"))
     drawn = DrawnPersons(np.arange(3), np.zeros(3, np.int64), np.ones(3))
     products = RowProducts.of(x, persons, trains_bias=False)
     assert products is not None
     # The first two rows cancel exactly. The third alone would be stretched to a whole clip from 2^-15 of their length.
-    weight, _, _ = clipped_sums_of_persons(head, x, np.zeros(3, np.int64), drawn, 1e-6, products)
+    weight, _, _ = clipped_sums_of_persons(made, x, np.zeros(3, np.int64), drawn, 1e-6, products)
     assert 2.0**-8 < float(np.linalg.norm(weight)) < 2.0**-4
 
 
@@ -231,3 +232,113 @@ def test_the_clip_of_a_head_is_less_by_what_rounding_may_add() -> None:
         # Two neighbours, each off by a unit for each term of the chain, times the lengths of all terms.
         off = 2 * units * clip * apart * (2048 + units * (rows or 1) / 2048) * 2.0**-53
         assert clip + off <= 1
+
+
+# ---- what a person adds is a function of its own rows ----------------------------------------------------------
+
+
+def test_persons_in_a_piece_have_equally_many_rows() -> None:
+    """One with more rows would lay out the others wider, and their positions are then added up in another order."""
+    counts = np.random.default_rng(0).integers(1, 6, 40)
+    person = np.repeat(np.arange(40), counts)
+    drawn = DrawnPersons(np.arange(len(person)), person, np.ones(len(person)))
+    pieces = list(drawn.pieces(16))
+    assert all(len(set(np.bincount(each.person))) == 1 for each in pieces)
+    assert all(len(each.rows) <= 16 for each in pieces)
+    assert sorted(np.concatenate([each.rows for each in pieces])) == list(range(len(person)))
+
+
+@pytest.mark.parametrize("kind", ["bias", "layer-norm", "embedding"])
+def test_positions_that_cancel_leave_no_room_for_their_order(kind) -> None:
+    """In float64 too, 2^20 + 2^80 - 2^80 depends on the order, which beside a wider person is another one.
+
+    By their own norm, each of these persons would add a whole clip with one order and nothing with the other.
+    """
+    rows = torch.tensor([0.0, 2.0**20, 0.0, 0.0, 2.0**80, -(2.0**80)])
+    made = {
+        "bias": lambda: nn.Linear(1, 1),
+        "layer-norm": lambda: nn.LayerNorm(2),
+        "embedding": lambda: nn.Embedding(8, 1),
+    }[kind]()
+    if kind == "bias":
+        made.weight.requires_grad_(False)
+
+    def total(*, wider: bool) -> torch.Tensor:
+        values, person = rows.repeat(64), torch.arange(64).repeat_interleave(6)
+        if wider:
+            values, person = torch.cat([values, torch.zeros(8)]), torch.cat([person, torch.full((8,), 64)])
+        with ClippedGradients(made, 128) as clipped:
+            if kind == "embedding":
+                outputs = made(torch.full((len(values), 1), 3))[:, 0, 0]
+            else:
+                x = (
+                    torch.zeros(len(values), 1)
+                    if kind == "bias"
+                    else torch.tensor([[1.0, -1.0]]).repeat(len(values), 1)
+                )
+                outputs = made(x)[:, 0]
+            losses = outputs * values
+            clipped.add(losses, 1.0, Groups(person, torch.ones(len(values), dtype=torch.float64)))
+            return torch.cat([each.flatten() for each in clipped.sums.values()])
+
+    assert float((total(wider=True) - total(wider=False)).norm()) < 1e-9
+
+
+def test_what_cancels_in_an_embeddings_row_counts() -> None:
+    """A GPU adds the positions of a word in no fixed order."""
+    g = torch.tensor([[[1.0], [-1.0], [0.0]], [[1.0], [-1.0], [2.0]]])
+    made = _Embedding(nn.Embedding(8, 1), torch.tensor([[3, 3, 3], [3, 4, 3]]), g)
+    one, other = made.squared_norms()["weight"].tolist()
+    assert one == pytest.approx((2 * 2.0**-10) ** 2, rel=1e-3)
+    assert other == pytest.approx(3**2 + 1, rel=1e-5)
+
+
+def heads_sum(x, persons: Persons, drawn: DrawnPersons, *, by: str) -> np.ndarray:
+    products = RowProducts.of(x, persons, trains_bias=False) if by == "products" else None
+    assert (products is not None) == (by == "products")
+    made = LinearHead(np.zeros((3, x.shape[1]), np.float32), np.zeros(3, np.float32), trains_bias=False)
+    return clipped_sums_of_persons(made, x, np.zeros(len(x), np.int64), drawn, 1e-4, products)[0]
+
+
+@pytest.mark.parametrize("by", ["products", "gradients"])
+def test_a_person_of_no_weight_moves_no_other(by) -> None:
+    """Its rows are zero, so all that it could change is how the others are computed: how many rows, which path."""
+    row = np.random.default_rng(1).standard_normal((3, 64)) * 1e20
+    near = np.concatenate([row, -row[[1, 2, 0]] * (1 - 2.0**-10)])
+    others, zeros = np.tile(near, (500, 1)), np.zeros((60, 64))
+    people = np.repeat(np.arange(500), 6), np.concatenate([np.repeat(np.arange(500), 6), np.full(60, 500)])
+    found = []
+    for x, person in ((others, people[0]), (np.concatenate([others, zeros]), people[1])):
+        drawn = DrawnPersons(np.arange(len(x)), person, np.ones(len(x)))
+        # One person more than have rows, so N is the same.
+        persons = Persons(person, 501, PersonRows(max_examples=60, combine="sum"))
+        found.append(heads_sum(x, persons, drawn, by=by))
+    assert np.linalg.norm(found[0]) > 1
+    assert np.linalg.norm(found[1] - found[0]) < 1e-9
+
+
+def test_persons_with_more_rows_than_are_drawn_are_summed_beside_the_others() -> None:
+    x = np.random.default_rng(2).standard_normal((40, 5))
+    person = np.repeat(np.arange(10), 4)
+    person[:12] = 0
+    persons = Persons(person, 10, PersonRows(max_examples=4, combine="sum"))
+    drawn = persons.draw(1.0, SystemRandom())
+    both, alone = (heads_sum(x, persons, drawn, by=by) for by in ("products", "gradients"))
+    # The two ways clip to lengths that differ by a few millionths.
+    assert both == pytest.approx(alone, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("labels", "width"), [(2, 384), (5, 64), (6, 1152), (20, 100), (77, 768)])
+def test_a_rows_scores_do_not_depend_on_how_many_rows_there_are(labels, width) -> None:
+    """A version whose numbers cancel turns another order of additions into another gradient."""
+    source = np.random.default_rng(3)
+    x, matrix = source.standard_normal((67, width)), source.standard_normal((labels, width)) * 1e25
+    bias = np.zeros(labels)
+    whole, plain = head._scores(x, matrix, bias), 0
+    for many in range(1, 67):
+        for first in (0, 67 - many):
+            rows = slice(first, first + many)
+            assert np.array_equal(head._scores(x[rows], matrix, bias), whole[rows])
+            plain += not np.array_equal(x[rows] @ matrix.T, (x @ matrix.T)[rows])
+    # Without whole tiles, this machine's library would differ somewhere, or the test shows nothing.
+    assert plain

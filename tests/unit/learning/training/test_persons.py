@@ -199,11 +199,13 @@ def test_rows_that_cancel_leave_at_most_one_clip_of_their_rounding(kept, everybo
 def test_products_of_too_many_rows_are_not_kept(monkeypatch) -> None:
     x, _ = data(8)
     persons = Persons(np.array([0, 0, 0, 1, 1, 2, 2, 2]), 3, PersonRows(max_examples=2))
-    monkeypatch.setattr(heads, "_PAIRS_HELD", 15)
+    # Three persons, of each of whom two rows are drawn: public numbers, whatever rows they have.
+    monkeypatch.setattr(heads, "_PAIRS_HELD", 9)
     found = RowProducts.of(x.astype(np.float64), persons, trains_bias=False)
     assert found is not None
-    assert len(found.values) == 6 + 3 + 6
-    monkeypatch.setattr(heads, "_PAIRS_HELD", 14)
+    # Of the others, a draw leaves a row out.
+    assert (len(found.values), found.covered.tolist()) == (3, [False] * 3 + [True] * 2 + [False] * 3)
+    monkeypatch.setattr(heads, "_PAIRS_HELD", 8)
     assert RowProducts.of(x.astype(np.float64), persons, trains_bias=False) is None
 
 
