@@ -88,12 +88,15 @@ class Federation:
         head = Head(TRUST.federation, len(self.log), Tree(each.leaf for each in self.log).root(), MS)
         return SignedHead.made(head, key(1), SERVER)
 
-    def witness_looks(self):
+    def witness_looks(self, size=None):
+        log, size = self.log, size or len(self.log)
+        self.log = log[:size]
         self.cosignature = Cosignature.by_witness(self.head().head, WITNESS, MS)
+        self.log = log
 
     def witnessed(self):
         size = self.cosignature.size
-        return Witnessed(size, frozenset(each.name for each in self.log[size:]))
+        return Witnessed(size, frozenset(each.name for each in self.log[size:]), PINNED)
 
     def opening(self):
         self.before_head()
@@ -262,3 +265,18 @@ def test_a_confirmed_sum_waits_for_the_witness_of_one_of_its_members(tmp_path):
     assert [each.survivors for each in fleet.ends()][1:] == [("m1", "m2", "m3")]
     assert federation.refusals() == federation.dropped() == set()
     assert not missed(fleet)
+
+
+def test_a_job_waits_for_a_witness_that_signs_only_an_old_head_and_says_for_which(tmp_path):
+    federation = Federation(tmp_path, 5)
+    federation.witness_looks(2)
+    fleet = federation.fleet.connect().run(hours=3)
+    assert fleet.state.status is JobStatus.RUNNING
+    assert fleet.ends() == []
+    assert f"the witness {PINNED.hex()} has signed the fewest entries, 2" in waiting(fleet.state)
+    assert not missed(fleet)
+    federation.witness_looks()
+    fleet.post(ev.Cosigned())
+    fleet.run()
+    assert fleet.state.status is JobStatus.FINISHED
+    assert federation.refusals() == federation.dropped() == set()
