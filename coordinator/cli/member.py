@@ -207,11 +207,14 @@ def import_log(
         except (CopyInvalid, LogContradicts) as error:
             fail(str(error), ExitCode.FAILED)
     if as_json:
-        print_json({"added": done.entries, "entries": len(copy.entries), "revoked": list(done.revoked)})
+        print_json({"added": done.entries, "entries": done.size, "revoked": list(done.revoked)})
     else:
         if done.revoked:
             typer.echo(f"Revoked, because the log says so: {', '.join(done.revoked)}.")
-        typer.echo(f"{done.entries} entries were brought back; the roster log has {len(copy.entries)}.")
+        if done.entries:
+            typer.echo(f"{done.entries} entries were brought back; the roster log has {done.size}.")
+        else:
+            typer.echo(f"Nothing is missing: the roster log has {done.size} entries, and the copy {len(copy.entries)}.")
         typer.echo("Compare `coordinator member list` with `edge_client members`, and invite those that are missing.")
 
 

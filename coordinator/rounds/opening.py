@@ -8,7 +8,8 @@ wait for it. Members that pin a witness would refuse a roster with that certific
 
 Without noise, a member confirms one sum of a version. So if the survivors of a failed attempt were given out, the next
 attempt opens with exactly those survivors, or with members that were in no such list. If a window closes with too few
-of either, it opens with all ready members; a member whose policy forbids that refuses.
+of either, it opens with all ready members; a member whose policy forbids that refuses. If those survivors are all ready
+and only witnesses have yet to sign for some, the window is extended instead.
 """
 
 from dataclasses import replace
@@ -48,6 +49,10 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
         return
     ready = _free_to_confirm(state, everyone)
     if window_closed and len(ready) < rounds.min_members:
+        if _confirmed_and_ready(state, _ready_now(state)):
+            # Only witnesses are missing. Another sum would use up the attempts, because most would refuse it.
+            _window_closed_early(step, ready)
+            return
         # Their policies may allow a second sum. Otherwise they refuse before anything of theirs has left.
         ready = everyone
     # The sort is stable: first come, first served among members with equally many missed deadlines.

@@ -26,8 +26,10 @@ def waiting(state: JobState) -> str:
     elif isinstance(state.phase, TrainingWindow) and training and state.phase.extended:
         late = [name for name in state.available if name not in state.phase.ready_order]
         said.append(f"the training window was extended for {_names(late)}")
-    if training and (newer := state.parameters.witnessed().newer & frozenset(state.available)):
+    witnessed = state.parameters.witnessed()
+    if training and (newer := witnessed.newer & frozenset(state.available)):
         said.append(f"the witnesses of the roster log have yet to sign the certificates of {_names(sorted(newer))}")
+        said.append(f"the witness {witnessed.least.hex()} has signed the fewest entries, {witnessed.entries}")
     if state.status is JobStatus.RUNNING and (awaited := state.awaiting_approval):
         said.append(f"the stewards of {_names(list(awaited))} have yet to approve it")
     if paused or (training and short):

@@ -13,7 +13,6 @@ asked to take part: members check witnesses' signatures themselves.
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -76,7 +75,8 @@ class RosterLog:
             signer: Returns the server's present key and certificate (DER).
             trust: Returns the authorities whose members may cosign.
             witnesses: The Ed25519 keys that may cosign, 32 bytes each.
-            told: Called when the witnesses have signed the newest certificate of one member more.
+            told: Called in the event loop when one member less waits for the witnesses: they have signed its newest
+                certificate, or count no longer.
             now_ms: Returns the time, in milliseconds since 1970.
             clock: Returns monotonic seconds.
         """
@@ -98,8 +98,14 @@ class RosterLog:
         self._told = told
         # By witness: the size of the newest head that it signed, and when.
         self._signatures: dict[bytes, tuple[int, int]] = {}
-        # Numbers of entries that the witnesses have yet to sign, with their members' names, in order.
-        self._newer: deque[tuple[int, str]] = deque()
+        # The number of each member's newest certificate. All of them, because a head that a witness signs next may be
+        # smaller than those that count now.
+        self._newest: dict[str, int] = {}
+        # The last answer to `witnessed`, and the size of the tree then.
+        self._witnessed, self._witnessed_at = Witnessed(), 0
+        # Who waited for witnesses when that was looked at last, and what looks again when one counts no longer.
+        self._waited: frozenset[str] = frozenset()
+        self._ageing: asyncio.TimerHandle | None = None
         # The number of the newest revocation of each revoked name. Its entries before that one do not stand.
         self._revoked: dict[str, int] = {}
 
@@ -129,13 +135,14 @@ class RosterLog:
                         each.signer: (each.size, each.at_ms) for each in cosignatures if each.signer in self._witnesses
                     }
                 self._tree.extend(entry.leaf for entry in added)
-                signed = self._all_signed()
                 for number, entry in enumerate(added, start=known + 1):
                     if entry.kind is Kind.REVOKED:
                         self._revoked[entry.name] = number
-                    elif signed is not None and number > signed:
-                        self._newer.append((number, entry.name))
+                        self._newest.pop(entry.name, None)
+                    else:
+                        self._newest[entry.name] = number
             self._read_at = self._clock()
+        self._look()
 
     def _begin(self, begun_ms: int) -> None:
         ahead_ms = begun_ms - self._now_ms()
@@ -171,15 +178,34 @@ class RosterLog:
         A witness that has signed nothing for a day counts no longer: no member accepts its signature.
         """
         with self._lock:
-            if (signed := self._all_signed()) is None:
+            if not (counted := self._counted()):
                 return Witnessed()
-            while self._newer and self._newer[0][0] <= signed:
-                self._newer.popleft()
-            return Witnessed(signed, frozenset(name for _, name in self._newer))
+            signed, least = min((size, key) for key, (size, _) in counted.items())
+            # With 10,000 members, jobs ask more often than the answer changes.
+            if (signed, least, len(self._tree)) != (self._witnessed.entries, self._witnessed.least, self._witnessed_at):
+                newer = frozenset(name for name, number in self._newest.items() if number > signed)
+                self._witnessed, self._witnessed_at = Witnessed(signed, newer, least), len(self._tree)
+            return self._witnessed
 
-    def _all_signed(self) -> int | None:
+    def _counted(self) -> dict[bytes, tuple[int, int]]:
+        """Returns the signatures of within a day."""
         oldest_ms = self._now_ms() - MAX_COSIGNATURE_AGE.total_seconds() * 1000
-        return min((size for size, at_ms in self._signatures.values() if at_ms >= oldest_ms), default=None)
+        return {key: signed for key, signed in self._signatures.items() if signed[1] >= oldest_ms}
+
+    def _look(self) -> None:
+        """Tells if somebody waits for witnesses no longer. Looks again when the oldest signature is a day old."""
+        newer = self.witnessed().newer
+        before, self._waited = self._waited, newer
+        if self._ageing is not None:
+            self._ageing.cancel()
+            self._ageing = None
+        if newer:
+            with self._lock:
+                oldest_ms = min((at_ms for _, at_ms in self._counted().values()), default=self._now_ms())
+            left = MAX_COSIGNATURE_AGE.total_seconds() + (oldest_ms + 1 - self._now_ms()) / 1000
+            self._ageing = asyncio.get_running_loop().call_later(left, self._look)
+        if before - newer:
+            self._told()
 
     async def entry_of(self, certificate: bytes, member: str) -> int | None:
         """Returns the number of a certificate's entry, from 1 on; None if the log has none under this name that stands.
@@ -266,12 +292,10 @@ class RosterLog:
             self._note_signature(cosignature)
 
     def _note_signature(self, cosignature: Cosignature) -> None:
-        before = self.witnessed().newer
         newest = (cosignature.size, cosignature.at_ms)
         with self._lock:
             self._signatures[cosignature.signer] = max(newest, self._signatures.get(cosignature.signer, newest))
-        if self.witnessed().newer != before:
-            self._told()
+        self._look()
 
 
 async def cosigned_or_abort(

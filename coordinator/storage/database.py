@@ -44,13 +44,14 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable, LeaseLost
 from coordinator.storage.journal import noted
+from coordinator.storage.models import Base
 from toolkit.install import install_with
 
 __all__ = [
@@ -510,9 +511,34 @@ def _migrate(engine: Engine) -> None:
                 f"{unknown[0]} by newer software; install that version again, or restore the copy made before the "
                 "upgrade"
             )
-        if set(present) == set(directory.get_heads()):
-            return
-        migrated(connection, "head")
+        if set(present) != set(directory.get_heads()):
+            migrated(connection, "head")
+        elif wrong := _unlike_models(connection):
+            raise DatabaseUnusable(
+                f"the database {engine.url.render_as_string(hide_password=True)} is at {present[0]} and {wrong}: other "
+                "software made it; use that, or restore a backup that this version made into a new database"
+            )
+
+
+def _unlike_models(connection: Connection) -> str:
+    """Returns what this software would miss in the database, or would have to fill in there. Empty if it can use it.
+
+    The revision does not tell: a development version may have had another schema under the same number.
+    """
+    found = {name: columns for (_, name), columns in inspect(connection).get_multi_columns().items()}
+    wrong = []
+    for name, table in Base.metadata.tables.items():
+        if name not in found:
+            wrong.append(f"lacks {name}")
+            continue
+        there = {column["name"]: column for column in found[name]}
+        wrong += [f"lacks {name}.{each}" for each in table.columns.keys() - there.keys()]
+        wrong += [
+            f"needs {name}.{each}"
+            for each, column in there.items()
+            if each not in table.columns and not column["nullable"] and column["default"] is None
+        ]
+    return ", ".join(sorted(wrong)[:3])
 
 
 def migrated(connection: Connection, revision: str) -> None:

@@ -6,7 +6,7 @@ Members that the log revokes are revoked here, too, in the same transaction. The
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.storage.journal import lock_appends, note
@@ -29,10 +29,12 @@ class BroughtBack:
     Args:
         entries: The number of entries.
         revoked: The members that are revoked now because the log says so, sorted.
+        size: The number of entries of the log now.
     """
 
     entries: int
     revoked: tuple[str, ...]
+    size: int
 
 
 def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "") -> BroughtBack:
@@ -44,11 +46,11 @@ def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "")
         by: who does it, for the journal.
 
     Raises:
-        LogContradicts: this log is not a beginning of that one.
+        LogContradicts: neither log is a beginning of the other.
     """
     lock_appends(s)
     here = entries(s, 0)
-    if here != list(known[: len(here)]):
+    if here[: len(known)] != list(known[: len(here)]):
         raise LogContradicts(
             f"this database's roster log, of {len(here)} entries, is not the beginning of that one, of {len(known)}: "
             "it grew in another way since the backup. Restore the backup again, and bring the entries back before the "
@@ -71,7 +73,8 @@ def bring_back(s: Session, known: Sequence[Entry], now_ms: int, *, by: str = "")
     for at in range(0, len(lost), 1000):
         leaves = [entry.leaf.hex() for entry in lost[at : at + 1000]]
         note(s, "roster_log_brought_back", "coordinator", now_ms, leaves=leaves, by=by)
-    return BroughtBack(len(lost), tuple(_revoke(s, known, now_ms, by)))
+    revoked = tuple(_revoke(s, [*here, *lost], now_ms, by))
+    return BroughtBack(len(lost), revoked, s.scalar(select(func.max(RosterLogRow.id))) or 0)
 
 
 def _revoke(s: Session, known: Sequence[Entry], now_ms: int, by: str) -> list[str]:

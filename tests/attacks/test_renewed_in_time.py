@@ -19,6 +19,7 @@ from coordinator.rounds.waiting import waiting
 from coordinator.services.credentials import SERVER_NAME
 from edge_client.policy.policy import Policy
 from edge_client.roster.book import RosterBook
+from secure_agg import Unmasking
 from secure_agg.transparency import Tree
 from tacit.identity import Role, Trust
 from tacit.messages import Assignment, AttemptMessage, AttemptOpened, Ready
@@ -87,12 +88,15 @@ class Federation:
         head = Head(TRUST.federation, len(self.log), Tree(each.leaf for each in self.log).root(), MS)
         return SignedHead.made(head, key(1), SERVER)
 
-    def witness_looks(self):
+    def witness_looks(self, size=None):
+        log, size = self.log, size or len(self.log)
+        self.log = log[:size]
         self.cosignature = Cosignature.by_witness(self.head().head, WITNESS, MS)
+        self.log = log
 
     def witnessed(self):
         size = self.cosignature.size
-        return Witnessed(size, frozenset(each.name for each in self.log[size:]))
+        return Witnessed(size, frozenset(each.name for each in self.log[size:]), PINNED)
 
     def opening(self):
         self.before_head()
@@ -238,3 +242,41 @@ def test_a_renewal_during_an_attempt_costs_the_member_that_attempt_and_no_standi
     fleet.run()
     assert federation.attacker in fleet.ends()[-1].survivors
     assert fleet.state.members[federation.attacker].faults == 0
+
+
+def test_a_confirmed_sum_waits_for_the_witness_of_one_of_its_members(tmp_path):
+    """m1 to m3 confirmed a sum that was lost, and would refuse any other with `policy_second_sum`."""
+    federation = Federation(tmp_path, 4, job=job_document(count=1))
+    fleet = federation.fleet
+    fleet.lose = lambda _, message: isinstance(getattr(message, "payload", None), Unmasking)
+    fleet.connect("m1", "m2", "m3").run(lambda: bool(fleet.ends()))
+    assert fleet.state.confirmed_sums
+    fleet.lose = lambda *_: False
+    # The silence in the first attempt was counted.
+    fleet.counts.clear()
+    federation.new_certificate()
+    # The window runs out many times, and with m0 there are enough for another sum.
+    fleet.connect("m0").run(hours=3)
+    assert [each.published for each in fleet.ends()] == [False]
+    assert "have yet to sign the certificates of m3" in waiting(fleet.state)
+    federation.witness_looks()
+    fleet.post(ev.Cosigned())
+    fleet.run(lambda: fleet.state.status is JobStatus.FINISHED, hours=0.1)
+    assert [each.survivors for each in fleet.ends()][1:] == [("m1", "m2", "m3")]
+    assert federation.refusals() == federation.dropped() == set()
+    assert not missed(fleet)
+
+
+def test_a_job_waits_for_a_witness_that_signs_only_an_old_head_and_says_for_which(tmp_path):
+    federation = Federation(tmp_path, 5)
+    federation.witness_looks(2)
+    fleet = federation.fleet.connect().run(hours=3)
+    assert fleet.state.status is JobStatus.RUNNING
+    assert fleet.ends() == []
+    assert f"the witness {PINNED.hex()} has signed the fewest entries, 2" in waiting(fleet.state)
+    assert not missed(fleet)
+    federation.witness_looks()
+    fleet.post(ev.Cosigned())
+    fleet.run()
+    assert fleet.state.status is JobStatus.FINISHED
+    assert federation.refusals() == federation.dropped() == set()

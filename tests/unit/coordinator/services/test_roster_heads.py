@@ -124,7 +124,7 @@ class Watched:
     """A coordinator whose log has witnesses, with a clock; `told` counts what it passed on."""
 
     def __init__(self, database, witnesses=KEYS):
-        self.now, self.told = NOW, 0
+        self.now, self.told, self.heard = NOW, 0, asyncio.Event()
         self.log = RosterLog(
             database,
             FEDERATION,
@@ -138,13 +138,14 @@ class Watched:
 
     def _told(self):
         self.told += 1
+        self.heard.set()
 
     def refresh(self):
         asyncio.run(self.log.refresh())
 
-    def signs(self, number):
-        """A witness signs the newest head."""
-        made = Cosignature.by_witness(self.log.head().head, WITNESSES[number], self.now)
+    def signs(self, number, head=None):
+        """A witness signs the newest head, or this one."""
+        made = Cosignature.by_witness(head or self.log.head().head, WITNESSES[number], self.now)
         asyncio.run(self.log.cosigned(cosignature_to_pb(made)))
 
     def entry_of(self, certificate, member):
@@ -160,13 +161,13 @@ def test_a_certificate_is_newer_until_every_witness_has_signed_it(database):
     enter(database, "east")
     enter(database, "north", 2, Kind.RENEWED)
     watched.refresh()
-    assert watched.log.witnessed() == Witnessed(1, frozenset({"north", "east"}))
+    assert watched.log.witnessed() == Witnessed(1, frozenset({"north", "east"}), KEYS[0])
     watched.signs(1)
     # The second witness has signed all three, the first one is behind.
-    assert watched.log.witnessed() == Witnessed(1, frozenset({"north", "east"}))
+    assert watched.log.witnessed() == Witnessed(1, frozenset({"north", "east"}), KEYS[0])
     assert watched.told == 0
     watched.signs(0)
-    assert watched.log.witnessed() == Witnessed(3)
+    assert watched.log.witnessed() == Witnessed(3, frozenset(), min(KEYS))
     assert watched.told == 1
     # Signing the same head again tells nobody anything.
     watched.now += 60_000
@@ -175,7 +176,7 @@ def test_a_certificate_is_newer_until_every_witness_has_signed_it(database):
     # A revocation is no certificate.
     enter(database, "east", kind=Kind.REVOKED)
     watched.refresh()
-    assert watched.log.witnessed() == Witnessed(3)
+    assert watched.log.witnessed() == Witnessed(3, frozenset(), min(KEYS))
 
 
 def test_a_witness_that_is_silent_for_a_day_counts_no_longer(database):
@@ -185,12 +186,66 @@ def test_a_witness_that_is_silent_for_a_day_counts_no_longer(database):
     enter(database, "east")
     watched.refresh()
     watched.now += AGE_MS
-    assert watched.log.witnessed() == Witnessed(1, frozenset({"east"}))
+    assert watched.log.witnessed() == Witnessed(1, frozenset({"east"}), KEYS[0])
     watched.now += 1
     assert watched.log.witnessed() == Witnessed()
     # It comes back, and what it missed is covered at once.
     watched.signs(0)
-    assert watched.log.witnessed() == Witnessed(2)
+    assert watched.log.witnessed() == Witnessed(2, frozenset(), KEYS[0])
+
+
+def test_a_head_from_before_a_renewal_leaves_that_one_out_whoever_signed_before(database):
+    """The first witness, one that all others kept silent before, and one more that is behind the others."""
+    for name in ("north", "east"):
+        enter(database, name)
+    watched = Watched(database)
+    before = watched.log.head().head
+    enter(database, "north", 2, Kind.RENEWED)
+    watched.refresh()
+    watched.signs(0, before)
+    assert watched.log.witnessed() == Witnessed(2, frozenset({"north"}), KEYS[0])
+    watched.signs(0)
+    assert watched.log.witnessed() == Witnessed(3, frozenset(), KEYS[0])
+    # The minimum falls.
+    watched.signs(1, before)
+    assert watched.log.witnessed() == Witnessed(2, frozenset({"north"}), KEYS[1])
+    # Both are silent for a day, and one comes back with the head that it had fetched.
+    watched.now += AGE_MS + 1
+    assert watched.log.witnessed() == Witnessed()
+    before = watched.log.head().head
+    enter(database, "east", 2, Kind.RENEWED)
+    enter(database, "south")
+    enter(database, "south", kind=Kind.REVOKED)
+    watched.refresh()
+    watched.signs(0, before)
+    # Of south nothing stands that could be seated.
+    assert watched.log.witnessed() == Witnessed(3, frozenset({"east"}), KEYS[0])
+
+
+def test_jobs_hear_of_a_witness_that_came_back_or_counts_no_longer(database):
+    enter(database, "north")
+    watched = Watched(database)
+    watched.signs(0)
+    enter(database, "east")
+    watched.refresh()
+    watched.now += AGE_MS + 1
+    assert watched.told == 0
+    watched.signs(0)
+    assert watched.told == 1
+
+    async def silent():
+        enter(database, "east", 2, Kind.RENEWED)
+        watched.heard = asyncio.Event()
+        # Within 20 ms the day is over.
+        watched.now += AGE_MS - 20
+        await watched.log.refresh()
+        assert watched.log.witnessed().newer == {"east"}
+        watched.now += 21
+        await asyncio.wait_for(watched.heard.wait(), 30)
+
+    asyncio.run(silent())
+    assert watched.told == 2
+    assert watched.log.witnessed() == Witnessed()
 
 
 def test_the_next_coordinator_knows_what_the_witnesses_have_signed(database):
@@ -199,11 +254,8 @@ def test_the_next_coordinator_knows_what_the_witnesses_have_signed(database):
     watched.signs(0)
     enter(database, "east")
     following, without = Watched(database), Watched(database, KEYS[1:])
-    # A log may have millions of entries, and only what waits for a signature is kept by name.
-    assert list(following.log._newer) == [(2, "east")]
-    assert following.log.witnessed() == Witnessed(1, frozenset({"east"}))
+    assert following.log.witnessed() == Witnessed(1, frozenset({"east"}), KEYS[0])
     # The operator struck out the witness.
-    assert not without.log._newer
     assert without.log.witnessed() == Witnessed()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.storage import chain, records, roster
 from coordinator.storage.certificates import keep_first, served
-from coordinator.storage.import_log import BroughtBack, bring_back
+from coordinator.storage.import_log import BroughtBack, LogContradicts, bring_back
 from coordinator.storage.models import MemberRow, RestoredMemberRow
 from secure_agg.transparency import Tree
 from tacit.identity import Role
@@ -82,7 +82,7 @@ def in_step(database):
 def test_a_member_that_the_log_revokes_is_revoked_and_its_renewed_certificate_is_refused(database):
     renewed, gone = entry("north", 2, Kind.RENEWED), entry("north", 2, Kind.REVOKED)
     kept = entry("south", 2, Kind.RENEWED)
-    assert brought_back(database, renewed, gone, kept) == BroughtBack(3, ("north",))
+    assert brought_back(database, renewed, gone, kept) == BroughtBack(3, ("north",), 6)
     assert status(database, "north") == "revoked"
     assert database.run_now(lambda s: served(s, "north")) is None
     assert not let_in(database, "north", 1)
@@ -95,24 +95,46 @@ def test_a_member_that_the_log_revokes_is_revoked_and_its_renewed_certificate_is
     assert let_in(database, "south", 2)
     assert let_in(database, "east", 1)
     # Again, it brings nothing back and revokes nobody.
-    assert brought_back(database) == BroughtBack(0, ())
+    assert brought_back(database) == BroughtBack(0, (), 6)
 
 
 def test_a_revocation_without_a_renewal_counts_too(database):
-    assert brought_back(database, entry("north", 1, Kind.REVOKED)) == BroughtBack(1, ("north",))
+    assert brought_back(database, entry("north", 1, Kind.REVOKED)) == BroughtBack(1, ("north",), 4)
     assert not let_in(database, "north", 1)
 
 
 def test_a_member_that_enrolled_anew_since_needs_an_invitation_and_its_old_certificate_is_refused(database):
     """What the backup has of it was revoked, and the coordinator has never seen its new certificate."""
     again = entry("north", 2, key_of="another key")
-    assert brought_back(database, entry("north", 1, Kind.REVOKED), again) == BroughtBack(2, ("north",))
+    assert brought_back(database, entry("north", 1, Kind.REVOKED), again) == BroughtBack(2, ("north",), 6)
     assert not let_in(database, "north", 1)
     assert not let_in(database, "north", 2, key_of="another key")
     # The log says so, because no coordinator serves that certificate any more.
     newest = database.run_now(lambda s: roster.entries(s, 0))[-1]
     assert (newest.name, newest.kind) == ("north", Kind.REVOKED)
     assert in_step(database)
+
+
+def test_a_second_import_of_the_same_copy_says_that_nothing_is_missing(database):
+    """The first one has added an entry of its own to the log."""
+    base = database.run_now(lambda s: roster.entries(s, 0))
+    known = [*base, entry("north", 1, Kind.REVOKED), entry("north", 2, key_of="another key")]
+    for added, revoked in ((2, ("north",)), (0, ())):
+        done = database.run_now(lambda s: bring_back(s, known, NOW))
+        assert done == BroughtBack(added, revoked, 6)
+    other = [*base[:2], entry("west")]
+    with pytest.raises(LogContradicts, match="of 6 entries, is not the beginning of that one, of 3"):
+        database.run_now(lambda s: bring_back(s, other, NOW))
+
+
+def test_an_old_copy_revokes_nobody_who_enrolled_since(database):
+    for kind in (Kind.ISSUED, Kind.REVOKED):
+        given = (sha256("west 1"), sha256("west"), "west", Role.MEMBER, kind, BACKUP)
+        database.run_now(lambda s: roster.append(s, *given))  # noqa: B023  run now
+    old = database.run_now(lambda s: roster.entries(s, 0))
+    database.run_now(lambda s: enrolled(s, "west", number=2))
+    assert database.run_now(lambda s: bring_back(s, old, NOW)) == BroughtBack(0, (), 6)
+    assert status(database, "west") == "enrolled"
 
 
 def test_journal_and_log_stay_in_step(database):

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import sqlite3
 import subprocess
 import sys
@@ -340,6 +341,38 @@ def test_a_database_by_newer_software_is_refused_and_left_alone(database_url):
         open_database(database_url)
     assert inspect(engine).has_table("of_the_future")
     engine.dispose()
+
+
+OTHERS_SCHEMAS = {
+    "lacks jobs.measured_job": "ALTER TABLE jobs RENAME COLUMN measured_job TO measures_job",
+    "lacks withdrawals": "ALTER TABLE withdrawals RENAME TO leavers",
+    "needs restored_members.weather": """
+        DROP TABLE restored_members;
+        CREATE TABLE restored_members (member VARCHAR(63) PRIMARY KEY, since_ms BIGINT, weather INTEGER NOT NULL)
+    """,
+}
+
+
+@pytest.mark.parametrize("change", OTHERS_SCHEMAS)
+def test_a_schema_of_other_software_under_the_same_number_is_refused(database_url, change):
+    open_database(database_url).close()
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        for statement in OTHERS_SCHEMAS[change].split(";"):
+            connection.execute(text(statement))
+    engine.dispose()
+    with pytest.raises(DatabaseUnusable, match=f"is at 0001 and {re.escape(change)}.*: other software made it"):
+        open_database(database_url)
+
+
+def test_columns_that_need_no_value_are_left_alone(database_url):
+    open_database(database_url).close()
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        for column in ("weather INTEGER", "wind INTEGER NOT NULL DEFAULT 1"):
+            connection.execute(text(f"ALTER TABLE rounds ADD COLUMN {column}"))
+    engine.dispose()
+    open_database(database_url).close()
 
 
 def test_a_failed_migration_leaves_nothing(tmp_path, sqlite_only, monkeypatch):
