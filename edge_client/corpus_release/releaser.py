@@ -343,8 +343,7 @@ class Releaser:
         """Deletes what is left of a job that this member withdrew from, and of which no corpus was made."""
         await self._forget(folder.job)
         if folder.path.exists():
-            # Texts that a process wrote before it was killed.
-            await asyncio.to_thread(folder.forget)
+            await asyncio.to_thread(folder.forget_unsent)
         log.warning("corpus_withheld", job=folder.job, why="this member withdrew")
         self._handle(folder.job)
 
