@@ -398,6 +398,37 @@ def test_repeats_of_one_member_do_not_fill_the_queue_of_the_database(tmp_path, m
     asyncio.run(run())
 
 
+def test_a_store_that_hangs_keeps_only_its_own_withdrawal_waiting(tmp_path, monkeypatch):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            south = await house.enrol("south", 3, monkeypatch)
+            await with_a_job(house)
+            corpora, deleting, mended = house.serving.runtime.corpora, asyncio.Event(), asyncio.Event()
+            real = corpora.taken_back
+
+            async def hangs(files):
+                if not deleting.is_set():
+                    deleting.set()
+                    await mended.wait()
+                await real(files)
+
+            monkeypatch.setattr(corpora, "taken_back", hangs)
+            async with house.stub(north) as of_north, house.stub(south) as of_south, asyncio.timeout(20):
+                folder = folder_of(north)
+                first = asyncio.create_task(send(of_north, north, folder, folder.ask(north, "desk")))
+                await deleting.wait()
+                folder = folder_of(south)
+                kept, _ = await send(of_south, south, folder, folder.ask(south, "desk"))
+                assert kept.answer is not None
+                assert not first.done()
+                mended.set()
+                kept, _ = await first
+                assert kept.answer is not None
+
+    asyncio.run(run())
+
+
 def test_a_long_log_is_read_on_after_a_refusal_because_of_too_many_calls(tmp_path, monkeypatch):
     clock = Clock()
     # Enough for two pages of 250 entries.
