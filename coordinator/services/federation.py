@@ -189,8 +189,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             try:
                 now_ms = time.time_ns() // 1_000_000
                 # One at a time: a member that repeats its own must not fill the queue of the database.
-                async with self._withdrawing:
-                    return await take_own(self._running, log, self._federation, caller, request, now_ms)
+                turn = self._withdrawing
+                return await take_own(self._running, log, self._federation, caller, request, now_ms, turn)
             except WithdrawalRefused as refused:
                 await abort_with(context, refused.reason, str(refused))
 

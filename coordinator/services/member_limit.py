@@ -28,7 +28,7 @@ _BYTES_A_TOKEN = 64 * 1024
 # Of a call that withdraws. A member repeats its withdrawals at each start, one call for each.
 WITHDRAWAL_TOKENS = 10.0
 # Entries of the roster log for which a call costs one more token. A member that reads a long log for the first time
-# has 160,000 at once, and then 8,000 a second.
+# has 160,000 at once, and then 8,000 a second; at its next attempt it reads on where it stopped.
 _ENTRIES_A_TOKEN = 200
 
 

@@ -4,6 +4,7 @@ The database has it before anybody hears of it: who asked, the marks, and the me
 every job goes on without the member (`withdrawn`), and only then does the caller get an answer.
 """
 
+import asyncio
 import hashlib
 
 import structlog
@@ -36,6 +37,7 @@ async def take_own(
     caller: Certificate,
     message: pb.WithdrawRequest,
     now_ms: int,
+    turn: asyncio.Lock,
 ) -> pb.WithdrawResponse:
     """Takes a member's own request.
 
@@ -46,6 +48,7 @@ async def take_own(
         caller: The verified certificate of the calling member.
         message: The request.
         now_ms: The time.
+        turn: Held while the database is asked, and not while the store deletes files, which may hang.
 
     Raises:
         WithdrawalRefused: it is not what this caller signed, or names no job of this coordinator.
@@ -54,13 +57,14 @@ async def take_own(
     request = _checked(federation, caller, message)
     proof = records.Proof(message.statement, message.signature, caller.der)
     member = request.member
-    try:
-        taken = await running.database.run(lambda s: records.withdraw(s, member, request.job, now_ms, proof=proof))
-    except NotFound as error:
-        raise WithdrawalRefused(
-            f"this coordinator has no job named {request.job}; `edge_client run --list` shows its jobs"
-        ) from error
-    await running.withdrawn(member)
+    async with turn:
+        try:
+            taken = await running.database.run(lambda s: records.withdraw(s, member, request.job, now_ms, proof=proof))
+        except NotFound as error:
+            raise WithdrawalRefused(
+                f"this coordinator has no job named {request.job}; `edge_client run --list` shows its jobs"
+            ) from error
+        await running.withdrawn(member)
     await running.corpora.taken_back(taken.texts)
     log.info("member_withdrew", member=member, scope=request.job or "all", jobs=len(taken.held))
     entry = taken.entry

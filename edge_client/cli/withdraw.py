@@ -120,6 +120,7 @@ class _Result:
             "taken_ms": None if answer is None else answer.taken.taken_ms,
             "journal_entry": None if answer is None else answer.taken.entry,
             "journal_hash": None if answer is None else answer.taken.entry_hash.hex(),
+            "heads": list(self.kept.heads),
             "problem": self.problem or None,
             "jobs": [
                 {
@@ -147,6 +148,9 @@ class _Result:
                 f"The coordinator took it at {_moment(answer.taken.taken_ms)} UTC, as entry {answer.taken.entry} of "
                 f"its journal, {answer.taken.entry_hash.hex()}. Keep that: it proves what it was told."
             )
+        if len(self.kept.heads) > 1:
+            heads = ", ".join(self.kept.heads)
+            yield f"The coordinator signed different heads for it, {heads}. `edge_client doctor` says what to do."
         for each in self.held:
             how = f", {each.sums} sums" if each.sums else ", because the job started from such a version"
             yield f"{each.job}: by the coordinator, versions {each.first} to {each.newest} hold its updates{how}."
@@ -203,6 +207,15 @@ def _confirm(job: str | None, yes: bool) -> None:
 
 
 def _forget_texts(home: Path, folder: "WithdrawalFolder", as_json: bool) -> None:
+    """Deletes what `_forget_each` does. A folder that cannot be listed keeps no withdrawal from being sent."""
+    try:
+        _forget_each(home, folder, as_json)
+    except OSError as error:
+        what = f"error: {error.filename} cannot be listed ({error.strerror}); repeat this command once it can"
+        typer.echo(printable(what), err=True)
+
+
+def _forget_each(home: Path, folder: "WithdrawalFolder", as_json: bool) -> None:
     """Deletes the synthetic text of every job that this member withdrew from, and the models that it is made from."""
     from edge_client.corpus_release.folder import CorpusUnusable, corpora
     from edge_client.corpus_release.models import forget_model, job_of_model, jobs_with_models

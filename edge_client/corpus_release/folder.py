@@ -253,7 +253,27 @@ class CorpusFolder:
         Raises:
             OSError: a file cannot be deleted.
         """
-        for path in (self.file, self.path / "statement.json", *self.path.glob(".*.partial")):
+        self._delete(self.file, self.path / "statement.json", *self.path.glob(".*.partial"))
+
+    def forget_unsent(self) -> None:
+        """Deletes what a process wrote before it was killed. A file that was received stays, with its statement.
+
+        Raises:
+            CorpusUnusable: the disk does not return the file.
+            OSError: a file cannot be deleted.
+        """
+        state = self.state()
+        if state is None or state.stage != "received":
+            return self.forget()
+        try:
+            self.texts(state)
+        except CorpusLost:
+            # Later texts took its place.
+            return self.forget()
+        return self._delete(*self.path.glob(".*.partial"))
+
+    def _delete(self, *paths: Path) -> None:
+        for path in paths:
             path.unlink(missing_ok=True)
         sync_folder(self.path)
 

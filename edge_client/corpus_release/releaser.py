@@ -151,8 +151,12 @@ class Releaser:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do that does not wait for the owner or the stewards."""
-        return self._working or self._woken.is_set() or bool(self._later)
+        """Whether there is anything to do that does not wait for the owner or the stewards.
+
+        A job left over by earlier processes that is only tried again later does not count.
+        """
+        later = self._later.keys() & (self._finished | self._moved)
+        return self._working or self._woken.is_set() or bool(later)
 
     @property
     def handled(self) -> bool:
@@ -343,8 +347,7 @@ class Releaser:
         """Deletes what is left of a job that this member withdrew from, and of which no corpus was made."""
         await self._forget(folder.job)
         if folder.path.exists():
-            # Texts that a process wrote before it was killed.
-            await asyncio.to_thread(folder.forget)
+            await asyncio.to_thread(folder.forget_unsent)
         log.warning("corpus_withheld", job=folder.job, why="this member withdrew")
         self._handle(folder.job)
 

@@ -248,7 +248,9 @@ class RosterBook:
 
     # ---- heads ------------------------------------------------------------------------------------------------------
 
-    def take(self, signed: SignedHead, entries: Sequence[Entry], start: int, now: datetime) -> None:
+    def take(
+        self, signed: SignedHead, entries: Sequence[Entry], start: int, now: datetime, *, noted: bool = True
+    ) -> None:
         """Accepts a head, with the entries that lead to it.
 
         Args:
@@ -256,6 +258,7 @@ class RosterBook:
             entries: the entries from index `start` up to the head's size; those that are known already are skipped.
             start: the index of the first one.
             now: the present time.
+            noted: whether a refusal of the head is kept. False: some entries were given before the head was made.
 
         Raises:
             PolicyRefusal: the head is not signed, contradicts what this member has seen, or entries are missing.
@@ -266,7 +269,8 @@ class RosterBook:
                 self._sync()
                 self._take(signed, entries[max(0, len(self._tree) - start) :], now)
         except PolicyRefusal as refusal:
-            self._note(signed, refusal, now)
+            if noted:
+                self._note(signed, refusal, now)
             raise
         with self._lock:
             self._refused.pop(signed.head.digest, None)

@@ -11,7 +11,7 @@ import structlog
 from edge_client.identity.connection import explain
 from edge_client.identity.home import MemberIdentity
 from edge_client.policy.policy import PolicyRefusal
-from edge_client.roster.book import RosterBook
+from edge_client.roster.book import Contradiction, RosterBook
 from tacit.reason import Reason, word
 from tacit.roster import MAX_ENTRIES, Cosignature, Entry, HeadInvalid, SignedHead
 from tacit.roster_wire import (
@@ -39,7 +39,12 @@ _COSIGNED_ANEW_MS = 3600 * 1000
 
 
 class Follower:
-    """Keeps a book up to date from a coordinator's answers."""
+    """Keeps a book up to date from a coordinator's answers.
+
+    The entries of a try that did not come to its head are kept for the next one. No head has vouched for them: the next
+    head is checked over all of them, and if it does not follow from them, everything is read anew before anybody is
+    accused. `MAX_ENTRIES` bounds them.
+    """
 
     def __init__(
         self,
@@ -62,6 +67,10 @@ class Follower:
         self._witnesses = witnesses
         self._wants_signatures = wants_signatures
         self._cosigned: tuple[int, int] = (0, 0)
+        # The index of the first entry that is kept, and the entries.
+        self._kept: tuple[int, list[Entry]] = (0, [])
+        # Whether kept entries were given up since the last head that was accepted.
+        self._read_anew = False
 
     async def follow(self, stub: FederationServiceStub, signed: SignedHead | None = None) -> SignedHead:
         """Fetches what is missing up to a head, and accepts the head.
@@ -78,21 +87,48 @@ class Follower:
             grpc.aio.AioRpcError: the coordinator cannot be reached.
             sqlite3.Error: the disk cannot store it.
         """
-        federation = self.identity.federation
-        start = at = await asyncio.to_thread(lambda: self.book.size)
-        found: list[Entry] = []
+        start = await asyncio.to_thread(lambda: self.book.size)
+        # Taken out: they come back only if this ends before it has a head to check them with.
+        (first, kept), self._kept = self._kept, (start, [])
+        found = kept[start - first :]
+        earlier = len(found)
+        try:
+            last, cosignatures = await self._fetch(stub, signed, start, found)
+        except BaseException:
+            if len(found) > len(self._kept[1]):
+                self._kept = (start, found)
+            raise
+        noted = not earlier or self._read_anew
+        # Before the call, because it goes on if this is cancelled.
+        self._read_anew = self._read_anew or earlier > 0
+        try:
+            entries = found[: max(0, last.head.size - start)]
+            await asyncio.to_thread(self.book.take, last, entries, start, _now(), noted=noted)
+        except Contradiction:
+            if noted:
+                raise
+            return await self.follow(stub, signed)
+        self._read_anew = False
+        await asyncio.to_thread(self.book.take_cosignatures, cosignatures, self._witnesses)
+        return last
+
+    async def _fetch(
+        self, stub: FederationServiceStub, signed: SignedHead | None, start: int, found: list[Entry]
+    ) -> tuple[SignedHead, list[Cosignature]]:
+        """Appends to `found`, the entries from index `start` on, what is missing up to a head."""
         while True:
+            at = start + len(found)
             request = pb.FetchLogRequest(start=at, size=0 if signed is None else signed.head.size)
             try:
                 answer: pb.FetchLogResponse = await stub.FetchLog(request, timeout=_CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
-                # A long log has more pages than a member may ask for at once. What was read is not thrown away.
+                # A long log has more pages than a member may ask for at once.
                 if not found or reason_of(error)[0] != Reason.REASON_MEMBER_TOO_FREQUENT:
                     raise
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
             try:
-                shown = head_from_pb(answer.head, federation)
+                shown = head_from_pb(answer.head, self.identity.federation)
                 cosignatures = [cosignature_from_pb(each) for each in answer.cosignatures]
                 if len(answer.entries) > ENTRIES_AT_ONCE:
                     raise HeadInvalid("an answer has too many entries")
@@ -103,10 +139,7 @@ class Follower:
             signed = signed or shown
             at += len(answer.entries)
             if at >= signed.head.size or not answer.entries or at > MAX_ENTRIES:
-                break
-        await asyncio.to_thread(self.book.take, signed, found[: max(0, signed.head.size - start)], start, _now())
-        await asyncio.to_thread(self.book.take_cosignatures, cosignatures, self._witnesses)
-        return signed
+                return signed, cosignatures
 
     async def to_attempt(self, stub: FederationServiceStub, signed: SignedHead) -> bool:
         """Follows to the head of an attempt. A failure is logged; `RosterBook.check_head` then refuses the attempt.

@@ -170,18 +170,21 @@ class WithdrawalFolder:
             answer: the answer.
 
         Returns:
-            The withdrawal as it is on the disk now. `has` says whether there was room for the answer.
+            The withdrawal as it is on the disk now. `has` says whether the answer was kept: there was room, and the
+            request on the disk is the one that was sent.
 
         Raises:
             OSError: the answer cannot be written.
         """
 
         def change(now: KeptWithdrawal) -> KeptWithdrawal:
+            if now.request != sent.request:
+                # Another process asked anew meanwhile: the answer says nothing about that.
+                return now
             fits = not now.has(answer) and len(now.answers) < MAX_ANSWERS
-            said = {"answers": (*now.answers, answer) if fits else now.answers, "refused": ""}
-            if now.request == sent.request:
-                said |= {"signature": sent.signature, "certificate": sent.certificate}
-            return now.model_copy(update=said)
+            answers = (*now.answers, answer) if fits else now.answers
+            said = {"signature": sent.signature, "certificate": sent.certificate}
+            return now.model_copy(update={"answers": answers, "refused": ""} | said)
 
         return self._change(sent, change)
 

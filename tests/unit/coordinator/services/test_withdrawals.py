@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+import json
 from contextlib import closing
 from datetime import UTC, datetime
 
 import grpc.aio
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from coordinator import server
 from coordinator.rounds.driver import JobDriver
@@ -17,6 +19,7 @@ from coordinator.services import roster as roster_service
 from coordinator.services.federation import FederationServicer
 from coordinator.services.member_limit import BURST_SECONDS, MemberLimit
 from coordinator.storage import records, roster
+from edge_client.cli import app
 from edge_client.roster import following
 from edge_client.roster.book import RosterBook, book_path
 from edge_client.withdrawal.folder import MAX_ANSWERS, KeptWithdrawal, TakenWithdrawal, WithdrawalFolder
@@ -223,6 +226,18 @@ def test_a_renewal_and_an_outage_leave_the_answer_where_it_is(tmp_path, monkeypa
     asyncio.run(run())
 
 
+async def said(member):
+    """What the command shows: the heads, and whether it says that they differ."""
+    command = ["withdraw", "--home", str(member.home)]
+    with capture_logs():
+        done = [await asyncio.to_thread(CliRunner().invoke, app, [*command, *more]) for more in ((), ("--json",))]
+    assert [each.exit_code for each in done] == [0, 0], done[0].output
+    (shown,) = json.loads(done[1].stdout)["withdrawals"]
+    line = f"The coordinator signed different heads for it, {', '.join(shown['heads'])}"
+    assert ("`edge_client doctor`" in done[0].stdout) == (line in done[0].stdout)
+    return shown["heads"], line in done[0].stdout
+
+
 def test_an_answer_about_another_entry_is_kept_beside_the_first_and_logged(tmp_path, monkeypatch):
     async def run():
         async with housed(tmp_path, monkeypatch) as house:
@@ -245,6 +260,7 @@ def test_an_answer_about_another_entry_is_kept_beside_the_first_and_logged(tmp_p
                 unchanged = file.read_bytes()
                 assert await again() == []
                 assert file.read_bytes() == unchanged
+                assert await said(north) == ([first.answer.head], False)
                 # The coordinator removes the entry, and takes the next start's request as a new one.
                 rewritten.append(3)
                 (told,) = await again()
@@ -257,6 +273,7 @@ def test_an_answer_about_another_entry_is_kept_beside_the_first_and_logged(tmp_p
                 (both,) = folder.all()
                 assert both.heads == (first.answer.head, f"{'03' * 32}:3")
                 assert both.answers[0] == first.answer
+                assert await said(north) == (list(both.heads), True)
                 # Each is told once, and the first one stays whatever else the coordinator signs.
                 assert await again() == []
                 for number in range(4, 20):
@@ -377,6 +394,37 @@ def test_repeats_of_one_member_do_not_fill_the_queue_of_the_database(tmp_path, m
             assert len({answer.taken for answer in answers[:20]}) == 1
             assert most["take_own"] == 1
             assert most["RosterLog.page"] == 1
+
+    asyncio.run(run())
+
+
+def test_a_store_that_hangs_keeps_only_its_own_withdrawal_waiting(tmp_path, monkeypatch):
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house:
+            north = await house.enrol("north", 2, monkeypatch)
+            south = await house.enrol("south", 3, monkeypatch)
+            await with_a_job(house)
+            corpora, deleting, mended = house.serving.runtime.corpora, asyncio.Event(), asyncio.Event()
+            real = corpora.taken_back
+
+            async def hangs(files):
+                if not deleting.is_set():
+                    deleting.set()
+                    await mended.wait()
+                await real(files)
+
+            monkeypatch.setattr(corpora, "taken_back", hangs)
+            async with house.stub(north) as of_north, house.stub(south) as of_south, asyncio.timeout(20):
+                folder = folder_of(north)
+                first = asyncio.create_task(send(of_north, north, folder, folder.ask(north, "desk")))
+                await deleting.wait()
+                folder = folder_of(south)
+                kept, _ = await send(of_south, south, folder, folder.ask(south, "desk"))
+                assert kept.answer is not None
+                assert not first.done()
+                mended.set()
+                kept, _ = await first
+                assert kept.answer is not None
 
     asyncio.run(run())
 

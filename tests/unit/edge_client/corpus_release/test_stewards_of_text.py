@@ -223,6 +223,7 @@ def test_text_is_made_only_under_the_policys_conditions(trained, monkeypatch):
     here = trained
     on_power(here, False)
     with capture_logs() as logs, here.process() as (_, releaser):
+        releaser.finished("stories")
         here.give(releaser)
         assert releaser.busy, "it is tried again"
     assert here.desk.asked == ["wanted"]
@@ -234,6 +235,20 @@ def test_text_is_made_only_under_the_policys_conditions(trained, monkeypatch):
     here.given["conditions"] = lambda budget: lambda: Conditions(now=datetime.now(UTC), on_power=next(power))
     here.life(until=lambda: here.desk.file is not None)
     assert here.histograms() == 1
+
+
+def test_a_model_of_an_earlier_start_does_not_prolong_this_one(trained, monkeypatch):
+    here = trained
+    on_power(here, False)
+    with here.process() as (_, releaser):
+        here.give(releaser)
+        assert not releaser.busy
+    assert (here.folder.state(), model(here)) == (None, True)
+    # It is tried again all the same, as long as the start lasts.
+    monkeypatch.setattr(releaser_module, "_LATER_SECONDS", 0.01)
+    power = iter([False, False, True])
+    here.given["conditions"] = lambda budget: lambda: Conditions(now=datetime.now(UTC), on_power=next(power))
+    here.life(until=lambda: here.desk.file is not None)
 
 
 def test_a_file_that_was_made_is_sent_on_battery(trained):

@@ -126,3 +126,30 @@ def test_a_released_file_of_the_other_data_set_is_no_leftover(tmp_path, identity
     WithdrawalFolder(here.home, identity.federation, identity.member).ask(identity, "stories")
     on(here, "other").life()
     assert here.folder.file.exists()
+
+
+@pytest.mark.parametrize("left", ["received", "refused", "replaced"])
+def test_a_withdrawal_with_a_model_of_the_other_data_set_leaves_a_received_file(tmp_path, identity, left):
+    """Texts that the coordinator refused go, and those that replaced the file before a process was killed."""
+    here = Place(tmp_path, identity, mechanism=DP_SGD | {"noise_multiplier": 3.0}, corpus={"texts": 40})
+    here.life(rounds=1)
+    here.decide("approve")
+    here.life()
+    state, sent = here.folder.state(), here.folder.file.read_bytes()
+    assert state.stage == "received"
+    with on(here, "other").process() as (budget, releaser):
+        here.round(budget, releaser)
+    if left == "refused":
+        here.folder.write_state(state := state.model_copy(update={"stage": "refused"}))
+    if left == "replaced":
+        here.folder.file.write_bytes(b"{}")
+    (here.folder.path / ".corpus.jsonl.partial").write_bytes(b"{")
+    WithdrawalFolder(here.home, identity.federation, identity.member).ask(identity, "stories")
+    here.life()
+    assert not (here.home / "synthesis" / "stories").exists()
+    assert list(here.folder.path.glob(".*.partial")) == []
+    assert here.folder.state() == state
+    assert here.folder.file.exists() == (left == "received")
+    if left == "received":
+        assert here.folder.texts(state) == sent
+        here.folder.statement(state)

@@ -1,20 +1,24 @@
 """What a home remembers of withdrawals counts at once and at every start; what cannot be read allows nothing."""
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from typer.testing import CliRunner
 
+from edge_client.cli import app
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.withdrawal.folder import KeptWithdrawal, TakenWithdrawal, WithdrawalFolder, WithdrawalsUnreadable
 from tacit.authorities import Authorities
 from tacit.identity import CertificateInvalid
 from tacit.job import EarlierVersion
 from tacit.reason import Reason
-from tacit.withdrawal import WithdrawalTaken, check_request
+from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, check_request
 from tests.support import party
 from tests.support.fleet import job_document
 from tests.support.measurements import bundled, measuring
+from toolkit.console import ExitCode
 
 
 @pytest.fixture
@@ -31,6 +35,15 @@ def refused(folder, name, job=None):
     with pytest.raises(PolicyRefusal) as refusal:
         folder.check(name, job)
     return refusal.value
+
+
+def answer_to(request, entry=17):
+    """An answer as it is kept; the folder checks no signatures."""
+    taken = WithdrawalTaken(
+        federation=request.federation, request=request.digest(), taken_ms=1, entry=entry, entry_hash=bytes(32)
+    )
+    signed = {"signature": "00", "certificate": "00"}
+    return TakenWithdrawal(request=request, request_signature="00", request_certificate="00", taken=taken, **signed)
 
 
 def test_it_counts_at_once_and_after_a_restart(identity, folder):
@@ -86,18 +99,23 @@ def test_the_withdrawal_of_an_earlier_membership_is_moved_aside_and_not_overwrit
 
 def test_an_answer_of_one_process_outlasts_a_refusal_that_another_hears(identity, folder):
     kept = folder.ask(identity, "desk")
-    taken = WithdrawalTaken(
-        federation=identity.federation, request=kept.request.digest(), taken_ms=1, entry=17, entry_hash=bytes(32)
-    )
-    signed = {"signature": "00", "certificate": "00"}
-    answer = TakenWithdrawal(
-        request=kept.request, request_signature="00", request_certificate="00", taken=taken, **signed
-    )
+    answer = answer_to(kept.request)
     assert folder.answered(kept, answer).answer == answer
     # The other process read the file before.
     folder.refused(kept, "no such job")
     (now,) = folder.all()
     assert (now.answers, now.refused) == ((answer,), "no such job")
+
+
+def test_an_answer_to_another_request_is_not_kept(identity, folder):
+    """Somebody moved the file away while its request was sent, and asked anew."""
+    sent = folder.ask(identity, "desk")
+    path = identity.home / "withdrawals" / "jobs" / "desk.json"
+    asked = WithdrawalRequest.model_validate(sent.request.model_dump() | {"asked_ms": sent.request.asked_ms + 1})
+    other = KeptWithdrawal.signed(asked, identity).model_copy(update={"refused": "no such job"})
+    path.write_bytes(other.canonical())
+    assert folder.answered(sent, answer_to(sent.request)) == other
+    assert folder.all() == (other,)
 
 
 @pytest.mark.parametrize("damage", ["garbage", "empty", "folder", "fifo", "other name", "listing"])
@@ -164,3 +182,19 @@ def test_a_command_and_a_running_client_write_at_the_same_time(identity, folder)
         for done in [threads.submit(write, why) for why in "abcd"]:
             done.result()
     assert len(set(folder.all()[0].refused)) == 1
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder_name", ["corpora", "synthesis"])
+def test_a_folder_that_cannot_be_listed_keeps_no_withdrawal_from_being_sent(identity, folder, folder_name):
+    (identity.home / folder_name).write_text("not a folder")
+    done = CliRunner().invoke(app, ["withdraw", "desk", "--yes", "--json", "--home", str(identity.home)])
+    # The coordinator is not there: it was asked.
+    assert done.exit_code == ExitCode.UNREACHABLE, done.output
+    assert f"error: {identity.home / folder_name} cannot be listed" in done.stderr
+    assert "nothing was withdrawn" not in done.stderr
+    (sent,) = json.loads(done.stdout)["withdrawals"]
+    (kept,) = folder.all()
+    assert (sent["job"], sent["request"]) == ("desk", kept.request.digest().hex())
