@@ -48,7 +48,6 @@ DATA = ("--data", "rows.jsonl")
         ((*DATA, *PUBLIC, "--members", 100), ExitCode.USAGE, "72 training rows cannot be dealt to 100 members"),
         ((*DATA, *PUBLIC, "--members", 100), ExitCode.USAGE, "100 equal shares leave a member 0 of 72 rows"),
         ((*DATA, *PUBLIC, "--members", 2), ExitCode.USAGE, "needs 3 members (rounds.min_members)"),
-        ((*DATA, *PUBLIC, "--members", 3, "--minutes", 0.01, "--cores", 1), ExitCode.FAILED, "give more --minutes"),
         ((*DATA, *PUBLIC, "--members", 3, "--out", "elsewhere/job.toml"), ExitCode.USAGE, "relative to its folder"),
         ((*DATA, *PUBLIC, "--members", 3, "--out", "job.toml"), ExitCode.USAGE, "the job file itself"),
         ((*DATA, "--suggest"), ExitCode.USAGE, "--suggest needs no data"),
@@ -59,6 +58,18 @@ def test_bad_input_says_what_to_do(job, monkeypatch, words, code, says):
     monkeypatch.chdir(job.parent)
     monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
     assert says in tried("job.toml", *words, code=code)
+    assert not list(job.parent.glob("*.tuned.toml"))
+
+
+def test_a_limit_in_which_no_recipe_ends_asks_for_more(job, monkeypatch):
+    monkeypatch.chdir(job.parent)
+    monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
+    # A machine may be fast enough for a few steps in half a second.
+    text = job.read_text()
+    assert "\nsteps = 6\n" in text
+    job.write_text(text.replace("\nsteps = 6\n", "\nsteps = 20000\n"))
+    words = (*DATA, *PUBLIC, "--members", 3, "--minutes", 0.01, "--cores", 1)
+    assert "give more --minutes" in tried("job.toml", *words, code=ExitCode.FAILED)
     assert not list(job.parent.glob("*.tuned.toml"))
 
 
