@@ -78,8 +78,13 @@ class AsyncCoordinator:
 
         Raises:
             CommandFailed: it was paused or aborted, there is no such job, or too few of `members` are left.
+            ValueError: one of `members` is not enrolled.
         """
         await self.job(name)
+        if members is not None:
+            known = {each["name"] for each in await self.members()}
+            if unknown := sorted(set(members) - known):
+                raise ValueError(f"there is no member {unknown[0]!r}; there are {', '.join(sorted(known))}")
         async for status in self.watch():
             found: Told | None = next((each for each in status["jobs"] if each["name"] == name), None)
             if found is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import grpc.aio
 
 from coordinator.corpus_rules import RowsCheck, check_statement
+from edge_client.corpus_release import sending
 from edge_client.corpus_release.folder import CorpusFolder
 from edge_client.corpus_release.models import TrainedModel
 from edge_client.corpus_release.releaser import Releaser
@@ -22,11 +23,13 @@ from tacit.messages import Assignment
 from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
-from tests.support.toy_jobs import bundle_of, examples_of, trained
+from tests.support.toy_jobs import DP_SGD, bundle_of, examples_of, trained
 from tests.support.toy_texts import Seeded
 from toolkit.durable import no_faults
 
-__all__ = ["Desk", "Killed", "Place", "Wire"]
+__all__ = ["ORDERED", "Desk", "Killed", "Place", "Wire", "upload_slowly"]
+
+ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 
 
 class Killed(BaseException):
@@ -248,3 +251,31 @@ class Place:
     def other_data(self):
         """Replaces the member's data with other texts on the same machine."""
         self.examples = [Example("nobody may read this", "good")] * 120
+
+
+def upload_slowly(here, monkeypatch, at_32):
+    """Sends parts of 16 bytes; calls `at_32` when 32 bytes have arrived.
+
+    Each part waits until the coordinator has the one before. Otherwise all would leave before `at_32` is called.
+    """
+    monkeypatch.setattr(sending, "CORPUS_CHUNK", 16)
+    take, parts_of, taken = here.desk.UploadCorpus, sending._parts, asyncio.Event()
+
+    async def upload(requests, context):
+        async def parts():
+            async for part in requests:
+                yield part
+                if len(here.desk.partial) == 32:
+                    at_32()
+                taken.set()
+
+        return await take(parts(), context)
+
+    async def one_by_one(*arguments):
+        async for part in parts_of(*arguments):
+            yield part
+            await taken.wait()
+            taken.clear()
+
+    monkeypatch.setattr(here.desk, "UploadCorpus", upload)
+    monkeypatch.setattr(sending, "_parts", one_by_one)

@@ -1,6 +1,5 @@
 """A file that is already on its way: its owner vetoes, the policy narrows, or it is no longer what was made."""
 
-import asyncio
 import fcntl
 import hashlib
 
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 
 from edge_client.cli import app
 from edge_client.corpus_release import folder as folder_module
-from edge_client.corpus_release import sending
 from edge_client.corpus_release.folder import CorpusUnusable
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.receipt_book import ReceiptBook
@@ -19,12 +17,9 @@ from edge_client.ledger.receipts import CorpusReceipt, receipt_from
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
 from tests.support import party
-from tests.support.release_place import Killed, Place
-from tests.support.toy_jobs import DP_SGD
+from tests.support.release_place import ORDERED, Killed, Place, upload_slowly
 
 torch.set_num_threads(1)
-
-ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 
 
 @pytest.fixture(scope="module")
@@ -119,29 +114,8 @@ def test_a_veto_decided_while_it_waited_is_carried_out(approved):
 
 
 def test_a_veto_stops_a_running_upload(approved, monkeypatch):
-    monkeypatch.setattr(sending, "CORPUS_CHUNK", 16)
-    here, size, take = approved, approved.folder.state().made.bytes, approved.desk.UploadCorpus
-    taken, parts_of = asyncio.Event(), sending._parts
-
-    async def upload(requests, context):
-        async def parts():
-            async for part in requests:
-                yield part
-                if len(here.desk.partial) == 32:
-                    here.decide("veto")
-                taken.set()
-
-        return await take(parts(), context)
-
-    async def one_by_one(*arguments):
-        """Each part waits until the coordinator has the one before. Otherwise all would leave before the veto."""
-        async for part in parts_of(*arguments):
-            yield part
-            await taken.wait()
-            taken.clear()
-
-    here.desk.UploadCorpus = upload
-    monkeypatch.setattr(sending, "_parts", one_by_one)
+    here, size = approved, approved.folder.state().made.bytes
+    upload_slowly(here, monkeypatch, lambda: here.decide("veto"))
     here.life()
     assert here.desk.file is None
     assert len(here.desk.partial) == 32 < size

@@ -1,6 +1,5 @@
 """What a round needs, text needs too: the stewards' approval, the machine's conditions, a job that the run takes."""
 
-import asyncio
 import time
 from datetime import UTC, datetime
 
@@ -12,17 +11,13 @@ from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from edge_client.approval.rules import Question
 from edge_client.corpus_release import releaser as releaser_module
-from edge_client.corpus_release import sending
 from edge_client.policy.conditions import Conditions
 from edge_client.policy.policy import Policy
 from tests.support import party
-from tests.support.release_place import Place
+from tests.support.release_place import ORDERED, Place, upload_slowly
 from tests.support.stewards import MARY
-from tests.support.toy_jobs import DP_SGD
 
 torch.set_num_threads(1)
-
-ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 
 
 @pytest.fixture(scope="module")
@@ -176,27 +171,7 @@ def test_an_approved_file_does_not_leave_if_a_steward_declines(stewarded):
 def test_an_upload_stops_before_its_next_part(stewarded, monkeypatch, decision):
     here = made(stewarded)
     here.decide("approve")
-    monkeypatch.setattr(sending, "CORPUS_CHUNK", 16)
-    take, parts_of, taken = here.desk.UploadCorpus, sending._parts, asyncio.Event()
-
-    async def upload(requests, context):
-        async def parts():
-            async for part in requests:
-                yield part
-                if len(here.desk.partial) == 32:
-                    stewarded.says(decision)
-                taken.set()
-
-        return await take(parts(), context)
-
-    async def one_by_one(*arguments):
-        async for part in parts_of(*arguments):
-            yield part
-            await taken.wait()
-            taken.clear()
-
-    here.desk.UploadCorpus = upload
-    monkeypatch.setattr(sending, "_parts", one_by_one)
+    upload_slowly(here, monkeypatch, lambda: stewarded.says(decision))
     here.life()
     assert (here.desk.file, len(here.desk.partial)) == (None, 32)
     if decision == "decline":
@@ -205,7 +180,6 @@ def test_an_upload_stops_before_its_next_part(stewarded, monkeypatch, decision):
     # It is called back by nobody, and goes on once it is approved again.
     assert (here.folder.state().stage, here.desk.declined, here.folder.file.exists()) == ("sending", 0, True)
     monkeypatch.undo()
-    here.desk.UploadCorpus = take
     stewarded.says("approve")
     here.life()
     assert here.folder.state().stage == "received"

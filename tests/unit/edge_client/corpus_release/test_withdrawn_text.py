@@ -1,6 +1,5 @@
 """A withdrawal reaches synthetic text, whatever the coordinator says and wherever the text is on its way."""
 
-import asyncio
 import shutil
 
 import grpc
@@ -11,7 +10,6 @@ from typer.testing import CliRunner
 
 from edge_client.cli import app
 from edge_client.corpus_release import releaser as releaser_module
-from edge_client.corpus_release import sending
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.receipt_book import ReceiptBook
@@ -20,13 +18,11 @@ from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
 from edge_client.withdrawal.folder import WithdrawalFolder
 from tests.support import party
-from tests.support.release_place import Killed, Place
-from tests.support.toy_jobs import DP_SGD
+from tests.support.release_place import ORDERED, Killed, Place, upload_slowly
 from toolkit.console import CommandFailed, ExitCode
 
 torch.set_num_threads(1)
 
-ORDERED = {"mechanism": DP_SGD | {"noise_multiplier": 3.0}, "corpus": {"texts": 40, "histogram_std": 6.0}}
 # What the member withdraws from. Its job, `stories`, starts from a version of `desk`.
 SCOPES = ["stories", "desk", None]
 
@@ -249,31 +245,6 @@ def test_an_approved_file_does_not_leave(place, scope):
     assert texts(here) == []
 
 
-def upload_slowly(here, monkeypatch, at_32):
-    """Sends parts of 16 bytes, each once the coordinator has the one before; calls `at_32` in between."""
-    monkeypatch.setattr(sending, "CORPUS_CHUNK", 16)
-    take, parts_of, taken = here.desk.UploadCorpus, sending._parts, asyncio.Event()
-
-    async def upload(requests, context):
-        async def parts():
-            async for part in requests:
-                yield part
-                if len(here.desk.partial) == 32:
-                    at_32()
-                taken.set()
-
-        return await take(parts(), context)
-
-    async def one_by_one(*arguments):
-        async for part in parts_of(*arguments):
-            yield part
-            await taken.wait()
-            taken.clear()
-
-    here.desk.UploadCorpus = upload
-    monkeypatch.setattr(sending, "_parts", one_by_one)
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_running_upload_stops(place, monkeypatch, scope):
     here = approved(place)
@@ -340,7 +311,6 @@ def test_an_upload_stops_while_withdrawals_cannot_be_read_and_goes_on_after(plac
     assert (here.desk.file, len(here.desk.partial), here.folder.state().stage) == (None, 32, "sending")
     assert texts(here) == ["corpus.jsonl"]
     monkeypatch.undo()
-    del here.desk.UploadCorpus
     (here.home / "withdrawals" / "jobs" / "ward.json").unlink()
     here.life()
     assert outcomes(here) == ["sending", "received"]
