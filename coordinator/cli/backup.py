@@ -186,6 +186,9 @@ def restore(
     try:
         found = newest(folder, name)
         found.check()
+        # Without a folder there is nothing yet that could refuse.
+        if (coordinator / _CONFIG).exists():
+            _check_target(found, coordinator, new_database)
         confirm(f"Restore {found.path.name} ({_content(found)}) to {coordinator}?", yes)
         _restore(found, coordinator, revoke or [], new_database, as_json)
     except DatabaseInUse as error:
@@ -198,21 +201,23 @@ def restore(
         fail(error.sentence, ExitCode.FAILED)
 
 
-def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_database: bool, as_json: bool) -> None:
-    import time
+def _check_target(found: "Snapshot", coordinator: Path, new_database: bool) -> "CoordinatorConfig":
+    """Checks that a backup may be restored into a coordinator's folder and its database, which must be empty.
 
+    Raises:
+        CommandFailed: the folder is of another federation, or open to others.
+        StorageError: the database is another one, is served from, or holds rows.
+    """
+    from coordinator.closed import database_file
     from coordinator.config import CoordinatorFolder
-    from coordinator.storage import mark, records
+    from coordinator.storage import mark
     from coordinator.storage.database import open_database
-    from coordinator.storage.object_store import open_store
-    from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
-    from coordinator.storage.store_work import store_work
+    from coordinator.storage.restore import check_empty
     from coordinator.storage.target import check_no_links
     from toolkit.logs import configure
 
     configure("console", "warning")
     check_no_links(coordinator)
-    keys = _put_keys(found, coordinator)
     config = _config(coordinator)
     _closed(coordinator, config)
     names = CoordinatorFolder(coordinator)
@@ -225,9 +230,34 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
             f"{federation.hex()[:16]}, which would refuse its members; restore into a folder with that authority",
             ExitCode.REFUSED,
         )
+    # To open a database makes it, and the question is not answered yet.
+    if (file := database_file(config.database_url)) is None or file.exists():
+        database = open_database(config.database_url, sole=True)
+        try:
+            check_empty(database)
+        finally:
+            database.close()
+    return config
+
+
+def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_database: bool, as_json: bool) -> None:
+    import time
+
+    from coordinator.config import CoordinatorFolder
+    from coordinator.storage import mark, records
+    from coordinator.storage.database import open_database
+    from coordinator.storage.object_store import open_store
+    from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+    from coordinator.storage.store_work import store_work
+    from coordinator.storage.target import check_no_links
+
+    check_no_links(coordinator)
+    keys = _put_keys(found, coordinator)
+    config = _check_target(found, coordinator, new_database)
+    names = CoordinatorFolder(coordinator)
     database = open_database(config.database_url, sole=True)
     try:
-        # Check before copying gigabytes.
+        # Again, and before copying gigabytes: the question may have stood for hours.
         check_empty(database)
         store = open_store(config, names)
         # No row names the blobs before the end, so a pruning might remove them.

@@ -112,6 +112,20 @@ def test_a_restore_to_another_database_needs_new_database(fed, tmp_path, monkeyp
     assert "set TACIT_DATABASE_URL" in _run("operator", "list", "--dir", fed, code=ExitCode.FAILED)
 
 
+def test_a_restore_that_cannot_be_is_refused_before_the_question(fed, tmp_path):
+    backup, other = tmp_path / "backup", tmp_path / "other"
+    _run("backup", backup, "--dir", fed)
+    _run("init", other)
+    assert "the database is not empty" in _run("restore", backup, "--dir", fed, code=ExitCode.FAILED)
+    assert "belongs to federation" in _run("restore", backup, "--dir", other, code=ExitCode.REFUSED)
+    file = fed / "tacit.db"
+    for each in fed.glob("tacit.db*"):
+        each.unlink()
+    # There is no terminal to ask.
+    assert "Confirm with --yes" in _run("restore", backup, "--dir", fed, code=ExitCode.USAGE)
+    assert not file.exists()
+
+
 def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):
     backup = tmp_path / "backup"
     _run("backup", backup, "--dir", fed)
