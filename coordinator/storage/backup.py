@@ -35,7 +35,7 @@ from coordinator.storage import chain, snapshot
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.errors import BackupDamaged, BackupRefused, BlobCorrupt, BlobMissing, StoreUnusable
 from coordinator.storage.store_work import store_work
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Part, Short, sentence_of
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Moment, Part, Short, sentence_of
 from tacit.job import JobDocument
 
 __all__ = [
@@ -111,8 +111,7 @@ class BackupManifest(Document):
 
     max_bytes: ClassVar[int] = 64 * 1024 * 1024
 
-    # No later than the end of the year 9999.
-    made_ms: Annotated[int, Field(ge=0, le=253_402_300_799_999)]
+    made_ms: Moment
     software: Short
     # SHA-256 of the federation's first authority.
     federation: Digest

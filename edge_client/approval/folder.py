@@ -14,12 +14,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, StringConstraints
 
 from edge_client.approval.rules import Question, Terms
 from edge_client.approval.statement import ApprovalStatement, SignedStatement
 from edge_client.policy.document import PolicyDocument
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Moment
 from tacit.job import JobDocument
 from tacit.limits import MAX_TENSORS
 from toolkit.durable import durable_file, sync_folder
@@ -59,7 +59,7 @@ class ApprovalRequest(Document):
     # The dry run for people, and as JSON.
     lines: Annotated[tuple[Annotated[str, StringConstraints(max_length=LONGEST_LINE)], ...], AtMost(_MAX_LINES)]
     plan: Annotated[str, StringConstraints(max_length=2 * 1024 * 1024), AfterValidator(_is_table)]
-    asked_ms: int = Field(ge=0, le=2**63 - 1)
+    asked_ms: Moment
 
     @property
     def question(self) -> Question:

@@ -14,9 +14,9 @@ from typing import Annotated, Literal, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, StringConstraints, model_validator
 
-from tacit.documents import AtMost, Digest, Document, Part, Short
+from tacit.documents import AtMost, Digest, Document, Moment, Part, Short
 from toolkit.text import is_clean
 
 __all__ = ["LONGEST_REASON", "ApprovalStatement", "Choice", "SignedStatement", "StatementInvalid"]
@@ -28,11 +28,8 @@ LONGEST_REASON = 300
 _PREFIX = b"tacit/approval/v1\n"
 # Files that a job document names.
 _MAX_FILES = 16
-# The end of the year 9999.
-_LAST_MS = 253_402_300_799_999
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-_Time = Annotated[int, Field(ge=0, le=_LAST_MS)]
 
 
 def _shown_safely(text: str) -> str:
@@ -71,8 +68,8 @@ class ApprovalStatement(Part):
     files: Annotated[dict[Short, Digest], AtMost(_MAX_FILES)]
     policy: Digest
     decision: Choice
-    issued_ms: _Time
-    expires_ms: _Time | None
+    issued_ms: Moment
+    expires_ms: Moment | None
     reason: Annotated[str, StringConstraints(max_length=LONGEST_REASON), AfterValidator(_shown_safely)]
     steward: Digest
 

@@ -10,6 +10,8 @@ from edge_client.cli.options import Home, Json
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edge_client.identity.home import MemberIdentity
     from edge_client.roster.book import RosterBook, Seen
     from tacit.roster_copy import Copy
@@ -180,25 +182,16 @@ def _show(identity: "MemberIdentity", book: "RosterBook", as_json: bool, problem
     from tacit.verification import verifiers
 
     shown, newest = book.mark("shown"), book.newest()
-    # The present holder of each name, and the number of the entry that began its membership.
-    present: dict[str, tuple[Seen, Seen]] = {}
+    present = book.holders()
     new: list[Seen] = []
     revoked = 0
     for seen in book.entries():
-        name, kind = seen.entry.name, seen.entry.kind
         if seen.number > shown:
             new.append(seen)
-        if kind is Kind.REVOKED:
-            present.pop(name, None)
-            revoked += 1
-        elif name in present and present[name][0].entry.key == seen.entry.key:
-            present[name] = (present[name][0], seen)
-        else:
-            present[name] = (seen, seen)
+        revoked += seen.entry.kind is Kind.REVOKED
+    lines = [(name, keys, each) for name, keys in sorted(present.items()) for each in keys.values()]
     _, key_of = verifiers(identity.authorities.history)
-    mine = fingerprint(key_of(identity.certificate))
-    own = present.get(identity.member)
-    other_key = own is not None and own[0].entry.key != mine
+    other_key = _others_key(present.get(identity.member, {}), fingerprint(key_of(identity.certificate)))
     if as_json:
         print_json(
             {
@@ -217,16 +210,17 @@ def _show(identity: "MemberIdentity", book: "RosterBook", as_json: bool, problem
                         "seen_ms": first.seen_ms,
                         "new": first.number > shown,
                     }
-                    for name, (first, _) in sorted(present.items())
+                    for name, _, (first, _) in lines
                 ],
                 "new": [_json(seen) for seen in new],
             }
         )
     else:
-        for name, (first, last) in sorted(present.items()):
+        for name, keys, (first, last) in lines:
             joined = f"{datetime.fromtimestamp(first.entry.at_ms / 1000, UTC):%Y-%m-%d %H:%M}"
             seen_at = f"{datetime.fromtimestamp(first.seen_ms / 1000, UTC):%Y-%m-%d %H:%M}"
             marks = "  NEW" if first.number > shown else ("  renewed" if last.number > shown else "")
+            marks += f"  ONE OF {len(keys)} KEYS" if len(keys) > 1 else ""
             line = f"{name:<24} key {first.entry.key.hex()[:16]}  joined {joined}  seen here {seen_at}{marks}"
             typer.echo(printable(line))
         at = "none" if newest is None else f"{newest.head.root.hex()[:16]} signed {newest.head.at:%Y-%m-%d %H:%M} UTC"
@@ -247,6 +241,13 @@ def _show(identity: "MemberIdentity", book: "RosterBook", as_json: bool, problem
             typer.echo(printable(f"error: {problem[0]}"), err=True)
     if problem is None:
         book.set_shown(book.size)
+
+
+def _others_key(keys: "Mapping[bytes, tuple[Seen, Seen]]", mine: bytes) -> bool:
+    """Whether the log has a key under this member's name that is not its own, nor one from before `renew --new-key`."""
+    if mine not in keys:
+        return bool(keys)
+    return any(first.number > keys[mine][0].number for first, _ in keys.values())
 
 
 def _json(seen: "Seen") -> dict[str, Any]:

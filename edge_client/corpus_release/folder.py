@@ -26,7 +26,7 @@ from edge_client.corpus_release.models import job_of_model
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.withdrawal.folder import WithdrawalFolder
 from tacit.corpus import CorpusStatement
-from tacit.documents import Digest, Document, DocumentInvalid, Part, Short
+from tacit.documents import Digest, Document, DocumentInvalid, Moment, Part, Short
 from toolkit.durable import Faults, durable_file, no_faults, sync_folder
 
 __all__ = [
@@ -99,7 +99,7 @@ class Decision(Document):
     # SHA-256 of the file that was decided on. A later file needs a new decision.
     corpus: Digest
     choice: Choice
-    at_ms: int = Field(ge=0, le=2**63 - 1)
+    at_ms: Moment
 
 
 class CorpusFolder:

@@ -24,12 +24,11 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from edge_client.approval.statement import ApprovalStatement, SignedStatement
 from learning.accounting.events import Adjacency, PrivacyEvent
-from tacit.documents import AtMost, Digest, Part, Short, sentence_of
+from tacit.documents import AtMost, Digest, Moment, Part, Short, sentence_of
 from tacit.mechanism import MAX_BAND, Unit
 
 __all__ = [
     "BODIES",
-    "LAST_MS",
     "ZERO",
     "ApprovalKept",
     "ApprovalLapsed",
@@ -56,13 +55,10 @@ __all__ = [
 
 # What the first record names as the one before it.
 ZERO = bytes(32)
-# The end of the year 9999; later times have no month.
-LAST_MS = 253_402_300_799_999
 
 _LedgerId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 _Number = Annotated[int, Field(ge=0, le=2**63 - 1)]
-_Time = Annotated[int, Field(ge=0, le=LAST_MS)]
 _Sequence = Annotated[int, Field(ge=1, le=2**63 - 1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Reservations that one start can find open, one for each job, and the attempts that they were charged for.
@@ -266,7 +262,7 @@ _KINDS = {body: kind for kind, body in BODIES.items()}
 class _Line(Part):
     """A line: a body in its frame."""
 
-    at_ms: _Time
+    at_ms: Moment
     body: Annotated[dict[Short, Any], AtMost(64)]
     kind: Short
     previous: Digest

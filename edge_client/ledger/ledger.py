@@ -28,7 +28,6 @@ from typing import NoReturn
 
 from edge_client.approval.statement import SignedStatement
 from edge_client.ledger.chain import (
-    LAST_MS,
     ApprovalKept,
     ApprovalLapsed,
     Body,
@@ -70,6 +69,7 @@ from learning.accounting.filter import Limit
 from learning.accounting.gate import GATE_NUMBERS
 from learning.accounting.renyi import EventUnaccountable
 from tacit.identity import name_is_valid
+from tacit.limits import LAST_MS
 from toolkit.durable import Faults, no_faults
 
 __all__ = [

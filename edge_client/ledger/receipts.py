@@ -33,7 +33,7 @@ from edge_client.ledger.store import LedgerError
 from learning.accounting.events import PrivacyEvent
 from tacit.authorities import Authorities
 from tacit.certificates import certificate_from_der, certificate_from_pem
-from tacit.documents import AtMost, Digest, Document, Part, Short
+from tacit.documents import AtMost, Digest, Document, Moment, Part, Short
 from tacit.identity import CertificateInvalid, Role, Trust, federation_of, verify_signature
 from tacit.limits import MAX_MEMBERS
 from tacit.mechanism import Mechanism
@@ -121,7 +121,7 @@ class Receipt(Document):
     max_bytes: ClassVar[int] = 4 * 1024 * 1024
 
     kind: Literal["tacit-receipt"] = "tacit-receipt"
-    at_ms: _Number
+    at_ms: Moment
     # Fingerprint of the first authority's certificate, which names the federation.
     federation: Digest
     member: Short
@@ -171,7 +171,7 @@ class CorpusReceipt(Document):
     """One file of synthetic text that this member releases. Digests are SHA-256."""
 
     kind: Literal["tacit-corpus-receipt"] = "tacit-corpus-receipt"
-    at_ms: _Number
+    at_ms: Moment
     federation: Digest
     member: Short
     # Fingerprint of the certificate whose key signs this receipt.

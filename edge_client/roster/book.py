@@ -232,6 +232,23 @@ class RosterBook:
                 yield _seen(row)
             after = rows[-1][0]
 
+    def holders(self) -> dict[str, dict[bytes, tuple[Seen, Seen]]]:
+        """Who may be in a roster: by name and key, the first and the newest entry without a revocation since.
+
+        A name has several keys if entries under another key followed and no revocation did: `check_roster` accepts the
+        certificates of each.
+        """
+        found: dict[str, dict[bytes, tuple[Seen, Seen]]] = {}
+        for seen in self.entries():
+            entry = seen.entry
+            if entry.kind is Kind.REVOKED:
+                found.pop(entry.name, None)
+                continue
+            keys = found.setdefault(entry.name, {})
+            first, _ = keys.get(entry.key, (seen, seen))
+            keys[entry.key] = (first, seen)
+        return found
+
     def cosignatures(self) -> list[Cosignature]:
         """The newest cosignature of each signer."""
         query = "SELECT signer, size, root, at_ms, signature FROM cosignatures ORDER BY signer_id"
@@ -514,7 +531,12 @@ class RosterBook:
             _ENTRIES_AFTER,
             len(self._tree),
         ):
-            self._tree.extend(_seen(row).entry.leaf for row in rows)
+            try:
+                self._tree.extend([_seen(row).entry.leaf for row in rows])
+            except ValueError as error:
+                raise RosterUnusable(
+                    f"{self._path} was altered: {error}; keep a copy, then move the file away"
+                ) from error
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:

@@ -297,6 +297,9 @@ class Link:
                         case Standby():
                             log.info("standby", detail=message.detail)
                         case Assignment() | JobEnded() | AttemptMessage():
+                            if self._stub is None:
+                                # Its answer needs calls, and so a Welcome, which nobody would read meanwhile.
+                                raise wire.WireInvalid("a message about a job before Welcome")
                             await self._on_message(message)
                 return "the coordinator ended the session"
             except wire.WireInvalid as error:

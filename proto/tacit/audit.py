@@ -15,7 +15,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, 
 
 from tacit.authorities import Authorities
 from tacit.certificates import certificate_from_der, certificate_from_pem
-from tacit.documents import Digest, Document, Short
+from tacit.documents import Digest, Document, Moment, Short
 from tacit.identity import CertificateInvalid, Role, sign, verify_signature
 from tacit.job_parts import MAX_CANARIES
 
@@ -53,7 +53,7 @@ class AuditStatement(Document):
     canaries: _Count
     guesses: _Count
     correct: _Count
-    made_ms: int = Field(ge=0, le=253_402_300_799_999)
+    made_ms: Moment
 
     @model_validator(mode="after")
     def _consistent(self) -> "AuditStatement":

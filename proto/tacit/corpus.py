@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from tacit.documents import AtMost, Digest, Document, Label, Part, Short
+from tacit.documents import AtMost, Digest, Document, Label, Moment, Part, Short
 from tacit.limits import MAX_LABELS
 
 __all__ = [
@@ -85,7 +85,7 @@ class CorpusStatement(Document):
     promise: Promise
     # Whether labels follow a noised and charged histogram of the member's data, or occur equally often.
     histogram: Literal["noised", "even"]
-    made_ms: int = Field(ge=0, le=2**63 - 1)
+    made_ms: Moment
 
 
 def signed_bytes(statement: CorpusStatement) -> bytes:

@@ -30,6 +30,7 @@ from pydantic import (
     model_validator,
 )
 
+from tacit.limits import LAST_MS
 from tacit.reading import DocumentInvalid, json_values, read_bytes, shortened, shown, toml_values
 from toolkit.text import is_clean
 
@@ -41,6 +42,7 @@ __all__ = [
     "DocumentInvalid",
     "Label",
     "Location",
+    "Moment",
     "Part",
     "Short",
     "read_table",
@@ -60,6 +62,8 @@ _WORD = re.compile(r"'([^']+)'")
 
 # A name or a word.
 Short = Annotated[str, StringConstraints(max_length=200)]
+# Milliseconds since 1970.
+Moment = Annotated[int, Field(ge=0, le=LAST_MS)]
 # A path or a URL.
 Location = Annotated[str, StringConstraints(max_length=4096)]
 

@@ -9,6 +9,7 @@ __all__ = [
     "CERTIFICATES_AT_ONCE",
     "CERTIFICATES_IN_A_PART",
     "DIGEST_ROSTER_ABOVE",
+    "LAST_MS",
     "MAX_AVERAGED",
     "MAX_CERTIFICATE_BYTES",
     "MAX_FROM_COORDINATOR",
@@ -31,6 +32,9 @@ MAX_MEMBERS = 10_000
 # Members of a group, which is a complete graph (secure_agg.parameters.MAX_COMPLETE_GRAPH), and the height of the hash
 # tree over a roster.
 MAX_GROUP, MAX_ROSTER_PATH = 1000, (MAX_MEMBERS - 1).bit_length()
+
+# The last millisecond of the year 9999, counted from 1970: later times are no date.
+LAST_MS = 253_402_300_799_999
 
 # Entries in the lists of a job document and its manifest. Labels: single-label text data sets have hundreds at most.
 # Tensors: RoBERTa-large has about 400. Tokens: those whose embedding rows `fedrecon` reconstructs.

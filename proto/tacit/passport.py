@@ -28,7 +28,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PlainSerializer, PlainValidator, StringConstraints, model_validator
 
 from tacit.bundle import Averaged, BundledFile, FileName
-from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part, Short
+from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Moment, Part, Short
 from tacit.job_parts import Name
 from tacit.measurement import MAX_BREAKDOWN
 
@@ -75,8 +75,6 @@ MAX_PASSPORT_BYTES: Final = 32 * 1024 * 1024
 # Nothing else that an operator's key signs begins like this: no statement about a corpus and no TLS handshake.
 SIGNED_PREFIX: Final = b"tacit/passport/v1\n"
 
-# The last second is that of the year 9999.
-_Moment = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 _Section = Annotated[str, StringConstraints(max_length=MAX_PASSPORT_BYTES)]
 _SectionName = Annotated[
     str,
@@ -126,7 +124,7 @@ class EvaluationFacts(Part):
     examples: int = Field(ge=1)
     # SHA-256 of the file of examples.
     data: Digest | None
-    at_ms: _Moment
+    at_ms: Moment
 
     @property
     def standard_error(self) -> float:
@@ -174,7 +172,7 @@ class JobFacts(Document):
     # SHA-256 of the job document, the section `document`.
     document: Digest
     status: Literal["running", "paused", "finished", "aborted"]
-    created_ms: _Moment
+    created_ms: Moment
     mechanism: Short
     # The oldest versions beyond `MAX_VERSIONS`.
     versions_left_out: int = Field(default=0, ge=0)
@@ -185,7 +183,7 @@ class VersionFacts(Document):
 
     number: int = Field(ge=0)
     version: Digest
-    at_ms: _Moment
+    at_ms: Moment
     # The journal's entry that recorded it: number and hash.
     entry: int = Field(ge=1)
     entry_hash: Digest
@@ -228,7 +226,7 @@ class WithdrawalFacts(Document):
     All versions from `first` on hold the updates, because each was made from the one before it.
     """
 
-    at_ms: _Moment
+    at_ms: Moment
     # The journal's entry that marked the versions.
     entry: int = Field(ge=1)
     # 0: the job started from such a version.
@@ -285,7 +283,7 @@ class MeasurementFacts(Document):
 class SuccessorFacts(Document):
     """A job that started from a version of this one."""
 
-    at_ms: _Moment
+    at_ms: Moment
     # The journal's entry that created it.
     entry: int = Field(ge=1)
     job: Name
@@ -298,7 +296,7 @@ class SuccessorFacts(Document):
 class RecordFacts(Document):
     """Heads of what the coordinator keeps append-only, when the passport was made."""
 
-    made_ms: _Moment
+    made_ms: Moment
     software: Short
     # The audit journal's newest entry and its hash.
     journal_entry: int = Field(ge=0)
@@ -319,7 +317,7 @@ class Seal(Document):
     operator: Short
     # SHA-256 of the operator's certificate.
     certificate: Digest
-    made_ms: _Moment
+    made_ms: Moment
     sections: Annotated[dict[_SectionName, Digest], AtMost(MAX_SECTIONS)]
 
 

@@ -1,6 +1,6 @@
 """The roster log: what an entry, a signed head and a cosignature say, and whether they hold.
 
-The coordinator logs every certificate that a federation issues or revokes. The tree is that of
+The coordinator logs every certificate of a member that a federation issues or revokes. The tree is that of
 `secure_agg.transparency`; the statements are framed by `secure_agg.transcript`. A head is signed by the server's key
 and comes with its certificate, so two heads that contradict each other prove that somebody with that key, or the
 authority's, showed two logs. A witness signs with an Ed25519 key that members pin, a member with its certificate's key.
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from secure_agg.transcript import Purpose, digest, frame
 from secure_agg.transparency import leaf_hash
 from tacit.identity import CertificateInvalid, Role, Trust, name_is_valid, sign, verify_signature
+from tacit.limits import LAST_MS
 
 __all__ = [
     "MAX_COSIGNATURE_AGE",
@@ -64,7 +65,7 @@ class Entry:
         certificate: SHA-256 of the certificate, 32 bytes.
         key: SHA-256 of its public key (SubjectPublicKeyInfo, DER), 32 bytes: what `peers` pins.
         name: the holder's name.
-        role: the holder's role.
+        role: the holder's role, which is member.
         kind: what happened.
         at_ms: when the coordinator says that it did, in milliseconds since 1970.
     """
@@ -81,7 +82,9 @@ class Entry:
             raise ValueError("an entry names certificate and key by 32 bytes each")
         if not name_is_valid(self.name):
             raise ValueError("an entry names no valid member")
-        if not 0 <= self.at_ms < 2**62:
+        if self.role is not Role.MEMBER:
+            raise ValueError(f"an entry has the role {self.role.value}, and the log has members alone")
+        if not 0 <= self.at_ms <= LAST_MS:
             raise ValueError("an entry has an impossible time")
 
     @property
@@ -106,7 +109,7 @@ class Head:
     def __post_init__(self) -> None:
         if len(self.federation) != _DIGEST or len(self.root) != _DIGEST:
             raise HeadInvalid("the head names federation and root by 32 bytes each")
-        if not (0 <= self.size < 2**62 and 0 <= self.at_ms < 2**62):
+        if not (0 <= self.size < 2**62 and 0 <= self.at_ms <= LAST_MS):
             raise HeadInvalid("the head has an impossible size or time")
 
     @property

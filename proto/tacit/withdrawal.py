@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import Field, StringConstraints
 
 from tacit.authorities import Authorities
-from tacit.documents import Digest, Document
+from tacit.documents import Digest, Document, Moment
 from tacit.identity import CertificateInvalid, Role, sign, verify_signature
 
 __all__ = [
@@ -31,8 +31,6 @@ _REQUEST: Final = b"tacit/withdrawal/v1\n"
 _TAKEN: Final = b"tacit/withdrawal-taken/v1\n"
 
 _Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-# The last second is that of the year 9999.
-_Moment = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 
 
 class WithdrawalRequest(Document):
@@ -48,7 +46,7 @@ class WithdrawalRequest(Document):
     federation: Digest
     member: _Name
     job: _Name | None
-    asked_ms: _Moment
+    asked_ms: Moment
 
 
 class WithdrawalTaken(Document):
@@ -64,7 +62,7 @@ class WithdrawalTaken(Document):
 
     federation: Digest
     request: Digest
-    taken_ms: _Moment
+    taken_ms: Moment
     entry: int = Field(ge=1)
     entry_hash: Digest
 

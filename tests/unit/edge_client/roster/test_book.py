@@ -15,9 +15,11 @@ from edge_client.roster.book import Contradiction, RosterBook, RosterUnusable
 from secure_agg.transparency import Tree
 from tacit.authorities import Authorities
 from tacit.identity import Role, Trust
+from tacit.limits import LAST_MS
 from tacit.reason import Reason
 from tacit.roster import Cosignature, Entry, Head, HeadInvalid, Kind, SignedHead
 from tacit.roster_copy import Copy, CopyInvalid, Split, compare, read_copy, write_copy
+from tacit.roster_wire import entry_from_pb, entry_to_pb, head_from_pb, head_to_pb
 from tests.support.party import authority, key, present
 
 DER = serialization.Encoding.DER
@@ -282,6 +284,34 @@ def test_a_copy_that_somebody_wrote_to_does_not_open(book, tmp_path):
     damaged.write_bytes(b"no database" * 100)
     with pytest.raises(RosterUnusable, match="cannot be used"):
         RosterBook(damaged, TRUST)
+
+
+@pytest.mark.parametrize("at", [LAST_MS + 1, 2**60, 2**63 - 1])
+def test_a_time_after_the_year_9999_is_refused_where_it_arrives(book, at):
+    """No calendar has it: a member that kept such an entry could never list its members again."""
+    message = entry_to_pb(LOG[0])
+    message.at_ms = at
+    with pytest.raises(HeadInvalid, match="impossible time"):
+        entry_from_pb(message)
+    shown = head_to_pb(signed(LOG))
+    shown.at_ms = at
+    with pytest.raises(HeadInvalid, match="impossible size or time"):
+        head_from_pb(shown, TRUST.federation)
+    # The last date of all is a date, which no server's certificate covers.
+    with pytest.raises(PolicyRefusal, match="validity of the server's certificate"):
+        book.take(signed(LOG, at=LAST_MS), LOG, 0, NOW)
+    assert book.size == 0
+
+
+@pytest.mark.parametrize("column", ["role = 'operator'", "kind = 'x'", f"at_ms = {2**60}"])
+def test_a_copy_with_an_entry_that_no_log_has_does_not_open(book, tmp_path, column):
+    take(book, LOG)
+    with sqlite3.connect(tmp_path / "roster.db") as other:
+        other.execute("DROP TRIGGER entries_keep_update")
+        other.execute(f"UPDATE entries SET {column} WHERE id = 2")  # noqa: S608
+    other.close()
+    with pytest.raises(RosterUnusable, match="was altered"):
+        RosterBook(tmp_path / "roster.db", TRUST)
 
 
 # ---- copies for others -----------------------------------------------------------------------------------------------

@@ -463,6 +463,33 @@ def test_a_coordinator_of_another_protocol_version_gets_only_the_hello(monkeypat
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "message",
+    [AttemptMessage(ATTEMPT, secure_agg.DigestRoster(())), Assignment("desk", 1, bytes(32), bytes(32), 0, 1000)],
+)
+def test_a_coordinator_that_asks_before_its_welcome_is_left(monkeypatch, message):
+    """The answer needs calls, and calls need a Welcome, which nobody reads while the answer is awaited."""
+
+    class Early(Line):
+        async def __aiter__(self):
+            yield wire.to_member(message)
+            await self.hung.wait()
+
+    @contextlib.asynccontextmanager
+    async def channel(identity, address, *, several):
+        yield None
+
+    async def run():
+        stub = SimpleNamespace(Session=Early(0))
+        monkeypatch.setattr(link, "open_channel", channel)
+        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
+        made = agent()
+        made._link.identity = SimpleNamespace(addresses=("localhost:1",))
+        return await asyncio.wait_for(made._link._session(), 20)
+
+    assert asyncio.run(run()) == "the coordinator sent something unreadable: a message about a job before Welcome"
+
+
 # ---- certificates ---------------------------------------------------------------------------------------------------
 
 CERTIFICATES = [f"the certificate of m{number}".encode() * 20 for number in range(CERTIFICATES_AT_ONCE + 40)]
