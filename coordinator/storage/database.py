@@ -274,9 +274,8 @@ def open_database(
         DatabaseTooNew: newer software has migrated it.
         DatabaseUnusable: this is no database URL, a driver is missing, or nothing usable is there.
     """
-    engine = engine_of(url, sole=sole, serving=fence is not None)
-    if engine.dialect.name == "postgresql" and fence is None:
-        event.listen(engine, "connect", lambda connection, _record: _postgres_idle(connection, _COMMAND_IDLE_SECONDS))
+    idle_seconds = _COMMAND_IDLE_SECONDS if fence is None else IDLE_SECONDS
+    engine = engine_of(url, sole=sole, serving=fence is not None, idle_seconds=idle_seconds)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
     held = contextlib.ExitStack()
     try:
@@ -302,7 +301,12 @@ def open_database(
 
 
 def engine_of(
-    url: str, *, sole: bool = False, serving: bool = False, connect: Mapping[str, str] | None = None
+    url: str,
+    *,
+    sole: bool = False,
+    serving: bool = False,
+    connect: Mapping[str, str] | None = None,
+    idle_seconds: int | None = None,
 ) -> Engine:
     """Returns a SQLAlchemy engine, set up as this package expects it.
 
@@ -311,6 +315,8 @@ def engine_of(
         sole: See `open_database`.
         serving: Whether each connection says that a coordinator serves, which commands that are `sole` wait for.
         connect: Settings of a PostgreSQL connection in place of ours. The URL's own take precedence.
+        idle_seconds: After how many seconds of silence in a transaction PostgreSQL ends the connection, and takes its
+            locks. None: never, for connections that lock nothing in a transaction.
 
     Raises:
         DatabaseUnusable: this is no database URL, or its driver is missing.
@@ -332,6 +338,8 @@ def engine_of(
         engine = create_engine(parsed, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=arguments)
         set_up = _postgres_sole if sole else _postgres_serving if serving else _postgres_connect
         event.listen(engine, "connect", set_up)
+        if idle_seconds is not None:
+            event.listen(engine, "connect", lambda connection, _record: _postgres_idle(connection, idle_seconds))
         return engine
     except (ArgumentError, ValueError):  # ValueError for a port that is not a number.
         shown = re.sub(r"//[^/]*@", "//***@", url)
@@ -404,7 +412,6 @@ def _postgres_sole(connection: Any, record: object) -> None:
 def _postgres_serving(connection: Any, record: object) -> None:
     _lock_of_serving(connection, "pg_advisory_lock_shared")
     _postgres_connect(connection, record)
-    _postgres_idle(connection, IDLE_SECONDS)
 
 
 def _postgres_idle(connection: Any, seconds: int) -> None:
