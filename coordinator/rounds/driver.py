@@ -328,6 +328,8 @@ class JobDriver:
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE)
                 continue
+            # The failure may have come after the commit of a publication.
+            self._ports.published(stored.version)
             self._state = replace(state_of(stored, self._state.parameters), members=self._state.members)
             self._ports.metrics.job_status(name, self._state.status.value)
             return

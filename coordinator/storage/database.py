@@ -2,7 +2,8 @@
 
 Guarantees:
 
-- `run` returns once its work is committed and durable, or raises once it is rolled back; nothing in between.
+- `run` returns once its work is committed and durable, or raises once it is rolled back. In between there is only
+  `OutcomeUnknown`, after which this process reads and writes nothing more.
 - Calls run one after another in the order in which they were made, so each reads what earlier ones committed. Reads go
   the same way: this process has no second, older view of the data.
 - Cancelling a waiting caller does not tear its work apart: all of it happened, or none.
@@ -13,7 +14,9 @@ SQLite (the default) runs in WAL mode with synchronous=FULL, so a commit survive
 BEGIN IMMEDIATE, so a second process (`coordinator init` beside a server) waits its turn instead of failing half-way.
 
 PostgreSQL is used through one connection, which is made anew after it broke. If it breaks during a commit, the database
-is asked what became of the transaction (`_committed`), so that stored work is not taken for lost and done twice.
+is asked what became of the transaction until the answer is final (`_committed`). So stored work is not taken for lost
+and done twice, and a commit that is still under way contradicts nothing that is done next. If no final answer comes, a
+serving process ends as if it had lost the lease, and whoever takes the lease next waits for the commit.
 
 On SQLite the serving process opens the database as its sole coordinator, under a lock of the file. On PostgreSQL one of
 several coordinators serves: the one that holds the lease (`coordinator.storage.lease`). Each of its transactions checks
@@ -37,7 +40,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 from alembic import command
@@ -49,7 +52,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable, LeaseLost
+from coordinator.storage.errors import DatabaseInUse, DatabaseTooNew, DatabaseUnusable, LeaseLost, OutcomeUnknown
 from coordinator.storage.journal import noted
 from coordinator.storage.models import Base
 from toolkit.install import install_with
@@ -79,6 +82,9 @@ BUSY_TIMEOUT_MS = 30_000
 # How many milliseconds a starting coordinator waits for one that is just ending: PostgreSQL takes a moment to notice
 # that a client was killed.
 TAKEOVER_MS = 10_000
+# How long the database is asked what became of a commit without an answer, and the pause between two questions. It is
+# longer than IDLE_SECONDS, after which the database rolls back what waits for a commit that never arrived.
+MAX_DOUBT_SECONDS, _ASK_AGAIN_SECONDS = 10.0, 0.2
 _SOLE_LOCK = 7440744174427442
 # A client that stops in the middle of a transaction keeps its locks for so long. Shorter than a lease lasts, so that a
 # stopped coordinator's locks are gone when another one may take the lease.
@@ -115,7 +121,8 @@ class Fence:
 
     number: int
     holder: str
-    # Told why, once a transaction was refused because another coordinator has the lease.
+    # Told why, once a transaction was refused because another coordinator has the lease, or nobody can say whether one
+    # was committed.
     lost: Callable[[str], None]
 
     def check(self, session: Session, *, writes: bool) -> None:
@@ -155,8 +162,9 @@ class Database:
         self._postgres = engine.dialect.name == "postgresql"
         self._serving = serving
         self._fence = fence
-        # Used by the writer thread alone.
+        # Used by the writer thread alone. In doubt: why nothing more is read or written.
         self._written: set[int] = set()
+        self._in_doubt = ""
 
     async def run(self, work: Callable[[Session], T]) -> T:
         """Runs `work` in a transaction of its own, and returns its result once that is committed.
@@ -166,6 +174,8 @@ class Database:
 
         Raises:
             DatabaseUnusable: the database could not do it (disk full, locked for too long, gone).
+            OutcomeUnknown: the connection broke during this commit or an earlier one, and it cannot be learned whether
+                that took effect.
             Exception: whatever `work` raised, after the rollback.
         """
         return await asyncio.wrap_future(self._submit(work))
@@ -211,6 +221,8 @@ class Database:
             self._observe(time.perf_counter() - start, failed)
 
     def _transaction(self, work: Callable[[Session], T]) -> T:
+        if self._in_doubt:
+            raise OutcomeUnknown(self._in_doubt)
         number: int | None = None
         committing = False
         try:
@@ -245,17 +257,41 @@ class Database:
         return done
 
     def _committed(self, number: int) -> bool:
-        """Whether a transaction was committed whose commit got no answer.
+        """Whether a transaction was committed whose commit got no answer. Asks until the answer is final.
 
-        False if nobody can be asked: the caller then hears of a failure, like any other.
+        The new connection may be there while the old one's commit still waits for a disk or a replica, or has yet to
+        arrive.
+
+        Raises:
+            OutcomeUnknown: no final answer came within `MAX_DOUBT_SECONDS`.
         """
+        until = time.monotonic() + MAX_DOUBT_SECONDS
+        while (status := self._status(number)) not in ("committed", "aborted"):
+            if time.monotonic() > until:
+                self._doubt()
+            time.sleep(_ASK_AGAIN_SECONDS)
+        log.warning("commit_unanswered", outcome=status)
+        return status == "committed"
+
+    def _status(self, number: int) -> str | None:
+        """What the database says now of a transaction. None: nobody can be asked."""
         try:
             with self._engine.connect() as connection:
-                status = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
+                status: str | None = connection.scalar(text("SELECT txid_status(:number)"), {"number": number})
         except (DBAPIError, DatabaseUnusable):
-            return False
-        log.warning("commit_unanswered", outcome=status)
-        return bool(status == "committed")
+            return None
+        return status
+
+    def _doubt(self) -> NoReturn:
+        """Ends the work of this process, because what it would do next might be contradicted by a late commit."""
+        log.warning("commit_unanswered", outcome="unknown")
+        self._in_doubt = (
+            f"the connection to the database {self._where} broke during a commit, and the database did not say within "
+            f"{MAX_DOUBT_SECONDS:g} seconds whether it took effect; see whether it did before you repeat what you did"
+        )
+        if self._fence is not None:
+            self._fence.lost(self._in_doubt)
+        raise OutcomeUnknown(self._in_doubt)
 
 
 def open_database(
@@ -274,9 +310,8 @@ def open_database(
         DatabaseTooNew: newer software has migrated it.
         DatabaseUnusable: this is no database URL, a driver is missing, or nothing usable is there.
     """
-    engine = engine_of(url, sole=sole, serving=fence is not None)
-    if engine.dialect.name == "postgresql" and fence is None:
-        event.listen(engine, "connect", lambda connection, _record: _postgres_idle(connection, _COMMAND_IDLE_SECONDS))
+    idle_seconds = _COMMAND_IDLE_SECONDS if fence is None else IDLE_SECONDS
+    engine = engine_of(url, sole=sole, serving=fence is not None, idle_seconds=idle_seconds)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="database")
     held = contextlib.ExitStack()
     try:
@@ -302,7 +337,12 @@ def open_database(
 
 
 def engine_of(
-    url: str, *, sole: bool = False, serving: bool = False, connect: Mapping[str, str] | None = None
+    url: str,
+    *,
+    sole: bool = False,
+    serving: bool = False,
+    connect: Mapping[str, str] | None = None,
+    idle_seconds: int | None = None,
 ) -> Engine:
     """Returns a SQLAlchemy engine, set up as this package expects it.
 
@@ -311,6 +351,8 @@ def engine_of(
         sole: See `open_database`.
         serving: Whether each connection says that a coordinator serves, which commands that are `sole` wait for.
         connect: Settings of a PostgreSQL connection in place of ours. The URL's own take precedence.
+        idle_seconds: After how many seconds of silence in a transaction PostgreSQL ends the connection, and takes its
+            locks. None: never, for connections that lock nothing in a transaction.
 
     Raises:
         DatabaseUnusable: this is no database URL, or its driver is missing.
@@ -332,6 +374,8 @@ def engine_of(
         engine = create_engine(parsed, pool_size=1, max_overflow=0, pool_pre_ping=True, connect_args=arguments)
         set_up = _postgres_sole if sole else _postgres_serving if serving else _postgres_connect
         event.listen(engine, "connect", set_up)
+        if idle_seconds is not None:
+            event.listen(engine, "connect", lambda connection, _record: _postgres_idle(connection, idle_seconds))
         return engine
     except (ArgumentError, ValueError):  # ValueError for a port that is not a number.
         shown = re.sub(r"//[^/]*@", "//***@", url)
@@ -404,7 +448,6 @@ def _postgres_sole(connection: Any, record: object) -> None:
 def _postgres_serving(connection: Any, record: object) -> None:
     _lock_of_serving(connection, "pg_advisory_lock_shared")
     _postgres_connect(connection, record)
-    _postgres_idle(connection, IDLE_SECONDS)
 
 
 def _postgres_idle(connection: Any, seconds: int) -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "NameTaken",
     "NotFound",
     "OutOfOrder",
+    "OutcomeUnknown",
     "ServerStateUnusable",
     "StorageError",
     "StoreBusy",
@@ -45,6 +46,10 @@ class DatabaseInUse(DatabaseUnusable):
 
 class LeaseLost(DatabaseUnusable):
     """Another coordinator has taken the lease. The transaction was rolled back, and this process must end its work."""
+
+
+class OutcomeUnknown(DatabaseUnusable):
+    """The database did not say whether a transaction was committed. A process that serves must end its work."""
 
 
 class DatabaseTooNew(DatabaseUnusable):

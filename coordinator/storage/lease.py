@@ -12,8 +12,9 @@ Guarantees:
   no key and waits for nobody.
 - No clock of a coordinator's machine decides who holds the lease. The holder's own clock only makes it stop earlier: it
   counts from before it asked, and `MARGIN_SECONDS` less.
-- A holder that stops answering in the middle of a transaction holds its locks for `IDLE_SECONDS` at most: the database
-  ends such a connection (idle_in_transaction_session_timeout).
+- A coordinator that stops in the middle of a transaction keeps its locks for `database.IDLE_SECONDS` at most, or
+  `MAX_IDLE_SECONDS` if it renewed or took the lease: the database ends such a connection
+  (idle_in_transaction_session_timeout). Both times are shorter than the lease lasts.
 
 The holder renews from a thread of its own, so a busy event loop delays nothing. A second thread only reads the clock,
 because a connection to a database that has vanished may block the first one for longer than the lease lasts.
@@ -38,6 +39,7 @@ from coordinator.storage.journal import Value, lock_appends, note
 
 __all__ = [
     "LEASE_SECONDS",
+    "MAX_IDLE_SECONDS",
     "Candidate",
     "Held",
     "Lease",
@@ -56,8 +58,11 @@ RENEW_SECONDS = 1.5
 MARGIN_SECONDS = 0.5
 # Pause after a renewal that failed, and between two readings of the clock.
 _RETRY_SECONDS, _WATCH_SECONDS = 0.5, 0.1
-# Nothing that the lease's own connections do may wait for longer.
+# Taking the lease waits for no lock for longer.
 MAX_LOCK_MS = 2000
+# They keep their locks for so long when their process stops in a transaction. A renewal begins RENEW_SECONDS after the
+# one before, so its lock is gone before the lease ends.
+MAX_IDLE_SECONDS = 2
 _CONNECT = {
     "connect_timeout": "2",
     "tcp_user_timeout": "3000",
@@ -225,7 +230,7 @@ class Candidate:
             address: host:port at which members would reach this coordinator.
             holder: A name that no other process has; a random one by default.
         """
-        self._engine = engine_of(url, connect=_CONNECT)
+        self._engine = engine_of(url, connect=_CONNECT, idle_seconds=MAX_IDLE_SECONDS)
         self._holder = holder or uuid.uuid4().hex
         self._address = address
 

@@ -128,13 +128,18 @@ class Coordinator:
         self.store = open_blobs(str(folder / "store"))
         self.store.put(np.zeros(VALUES, "<f4").tobytes())
         self.metrics = Metrics("test")
-        database = empty_database(folder)
+        # What members may fetch.
+        self.fetchable = {job.weights}
+        database = self.new_database()
         database.run_now(
             lambda s: records.create_job(
                 s, name=job.name, document=job.digest(), rounds_total=job.rounds.count, version=job.weights, now_ms=1
             )
         )
         database.close()
+
+    def new_database(self):
+        return empty_database(self.folder)
 
     def database(self):
         return open_database(f"sqlite:///{self.folder}/tacit.db")
@@ -154,7 +159,7 @@ class Coordinator:
             database = self.database()
             await database.run(lambda s: records.abandon_open_attempts(s, 2, Reason.REASON_COORDINATOR_RESTARTED))
             stored = await database.run(lambda s: records.load_job(s, self.job.name))
-            ports = Ports(database, self.store, crowd, self.metrics, UploadDesk(), changed.set, lambda digest: None)
+            ports = Ports(database, self.store, crowd, self.metrics, UploadDesk(), changed.set, self.fetchable.add)
             parameters = Parameters(self.job, self.job.digest(), FEDERATION, verify, key_of)
             driver = crowd.driver = JobDriver(state_of(stored, parameters), ports)
             driver.start()

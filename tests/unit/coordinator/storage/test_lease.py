@@ -1,13 +1,14 @@
 """The lease of several coordinators over one PostgreSQL: who may take it, and that nobody commits without it."""
 
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -239,6 +240,90 @@ def test_a_coordinator_that_stops_in_a_transaction_holds_nobody_up(url, monkeypa
     assert [entry.kind for entry in active.run_now(records.journal) if entry.kind == "test"] == []
     active.close()
     found.release()
+
+
+class Halting:
+    """Halts the thread of a name before its next commit, as SIGSTOP halts a process, until `wakes` is set."""
+
+    def __init__(self) -> None:
+        self.thread = ""
+        self.halted, self.wakes = threading.Event(), threading.Event()
+
+    def __call__(self, _connection: object) -> None:
+        if threading.current_thread().name == self.thread and not self.halted.is_set():
+            self.halted.set()
+            assert self.wakes.wait(PATIENCE)
+
+
+@pytest.fixture
+def halting() -> Iterator[Halting]:
+    made = Halting()
+    event.listen(Engine, "commit", made)
+    yield made
+    made.wakes.set()
+    for thread in threading.enumerate():
+        if thread.name == made.thread:
+            thread.join(PATIENCE)
+    event.remove(Engine, "commit", made)
+
+
+def takes_at_last(url: str) -> Held:
+    """Takes the lease in at most five tries. Each waits for its locks as long as the database lets it."""
+    candidate = Candidate(url, "c:1")
+    for _ in range(5):
+        with suppress(DatabaseUnusable):
+            if isinstance(found := candidate.take(Lost()), Held):
+                return found
+    raise AssertionError("the halted coordinator still has its locks")
+
+
+@pytest.fixture
+def ends_at_once(monkeypatch):
+    """A lease that has ended when it is taken or renewed. Its holder renews it all the same."""
+    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 0.001)
+    monkeypatch.setattr(lease_module, "RENEW_SECONDS", 0.01)
+
+
+def test_a_holder_that_stops_in_a_renewal_holds_nobody_up(url, halting, ends_at_once):
+    halting.thread = "lease-renewal"
+    first = taken(url, "a:1")
+    assert halting.halted.wait(PATIENCE)
+    second = takes_at_last(url)
+    assert second.lease.fence == 2
+    halting.wakes.set()
+    second.release()
+    first.release()
+
+
+def test_a_standby_that_stops_while_it_takes_the_lease_holds_nobody_up(url, halting, ends_at_once):
+    """It has the journal's lock as well, so the others could write nothing either."""
+    failed: list[BaseException] = []
+
+    def take_and_halt() -> None:
+        try:
+            Candidate(url, "b:1").take(Lost())
+        except DatabaseUnusable as error:
+            failed.append(error)
+
+    halting.thread = "halted"
+    thread = threading.Thread(target=take_and_halt, name="halted")
+    thread.start()
+    assert halting.halted.wait(PATIENCE)
+    second = takes_at_last(url)
+    assert second.lease.fence == 1
+    database = open_database(url, fence=second.fence)
+    database.run_now(note(1))
+    # When it wakes, it has nothing.
+    halting.wakes.set()
+    thread.join(PATIENCE)
+    assert len(failed) == 1
+    database.run_now(note(2))
+    database.close()
+    second.release()
+
+
+def test_a_halted_renewal_has_given_its_locks_back_when_the_lease_ends():
+    assert lease_module.RENEW_SECONDS + lease_module.MAX_IDLE_SECONDS < LEASE_SECONDS
 
 
 def test_commands_that_need_the_whole_database_and_coordinators_exclude_each_other(url, monkeypatch):
