@@ -15,8 +15,13 @@ from coordinator.cli.user import os_user
 from toolkit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.orm import Session
+
     from coordinator.config import CoordinatorConfig
     from coordinator.storage.backup import Snapshot
+    from coordinator.storage.journal import Value
 
 __all__ = ["backup", "restore"]
 
@@ -84,7 +89,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
 
     from coordinator.closed import store_folder
     from coordinator.config import CoordinatorFolder
-    from coordinator.storage import mark
+    from coordinator.storage import mark, records
     from coordinator.storage.backup import make
     from coordinator.storage.object_store import open_store
     from tacit import __version__
@@ -99,8 +104,12 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     mark.check(CoordinatorFolder(coordinator).database_mark, config.database_url)
     configure("console", "warning")
     federation = _federation(CoordinatorFolder(coordinator).authority_certificate)
-    now_ms = time.time_ns() // 1_000_000
-    _tell_journal(config, now_ms, with_keys)
+    _check_revision(config)
+    now_ms, by = time.time_ns() // 1_000_000, os_user()
+    # First, so that the backup contains the entry, and keys are copied by nobody whom the journal does not name.
+    _tell_journal(
+        config, "was begun", lambda s: records.note(s, "backup_begun", "coordinator", now_ms, keys=with_keys, by=by)
+    )
     made = make(
         config.database_url,
         open_store(config, CoordinatorFolder(coordinator)),
@@ -112,6 +121,16 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
         keep=keep,
         allow_missing=allow_missing,
     )
+    # Last, because this is what counts as a backup.
+    told: dict[str, Value] = {
+        "backup": made.snapshot.path.stem,
+        "made_ms": now_ms,
+        "missing": len(made.snapshot.manifest.missing),
+        "keys": with_keys,
+        "by": by,
+    }
+    ended_ms = time.time_ns() // 1_000_000
+    _tell_journal(config, "is complete", lambda s: records.note(s, "backup_made", "coordinator", ended_ms, **told))
     if made.not_removed:
         sys.stderr.write(f"older backups were not removed: {made.not_removed}\n")
     manifest = made.snapshot.manifest
@@ -361,14 +380,11 @@ def _federation(root: Path) -> bytes:
         raise CommandFailed(f"{root} cannot be read: {error}; put the authority's certificate there") from error
 
 
-def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> None:
-    """Writes the backup to the journal first, so that the backup contains the entry.
-
-    A database that can no longer be written is still backed up.
-    """
-    from coordinator.storage import records, snapshot
-    from coordinator.storage.database import open_database, scripts
-    from coordinator.storage.errors import BackupRefused, DatabaseUnusable
+def _check_revision(config: "CoordinatorConfig") -> None:
+    """Raises BackupRefused if other software serves the database than this one."""
+    from coordinator.storage import snapshot
+    from coordinator.storage.database import scripts
+    from coordinator.storage.errors import BackupRefused
 
     with snapshot.of_database(config.database_url) as connection:
         revision = snapshot.revision_of(connection)
@@ -378,12 +394,18 @@ def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> 
             f"the database is at revision {revision}, this software at {newest}; back it up with the software that "
             "serves it, or start this coordinator on it once"
         )
-    by = os_user()
+
+
+def _tell_journal(config: "CoordinatorConfig", what: str, note: "Callable[[Session], None]") -> None:
+    """Writes an entry, which says `what` of this backup. A database that cannot be written is still backed up."""
+    from coordinator.storage.database import open_database
+    from coordinator.storage.errors import DatabaseUnusable
+
     try:
         database = open_database(config.database_url)
         try:
-            database.run_now(lambda s: records.note(s, "backup_made", "coordinator", now_ms, keys=with_keys, by=by))
+            database.run_now(note)
         finally:
             database.close()
     except DatabaseUnusable as error:
-        sys.stderr.write(f"the journal has no entry of this backup: {error.sentence}\n")
+        sys.stderr.write(f"the journal does not say that this backup {what}: {error.sentence}\n")

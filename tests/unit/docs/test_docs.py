@@ -314,7 +314,9 @@ def test_the_logs_page_lists_every_event():
 def test_the_logs_page_lists_every_kind_of_journal_entry():
     text = section(DOCS / "logs.md", "The journal")
     # Includes commands on the coordinator's machine, which open the transaction in their own helper.
-    kinds = events_of("coordinator", r'\bnote(?:_seldom)?\(\s*s,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"')
+    kinds = events_of(
+        "coordinator", r'\bnote(?:_seldom)?\(\s*s(?:ession)?,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"'
+    )
     said = re.search(r"Kinds:\n\n(.*?)\.\n\n", text, flags=re.DOTALL)
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == kinds

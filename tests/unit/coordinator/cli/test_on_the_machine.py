@@ -1,10 +1,13 @@
 """Commands on the coordinator's own machine: they use the right database and user, and the server logs them."""
 
 import asyncio
+import contextlib
 import itertools
 import os
+import sqlite3
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -15,7 +18,8 @@ from typer.testing import CliRunner
 from coordinator.authority import retire, rotate
 from coordinator.cli import app
 from coordinator.config import CoordinatorFolder, load_config
-from coordinator.storage import open_database, records
+from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage.backup import newest, read_journal
 from coordinator.storage.errors import DatabaseUnexpected
 from coordinator.storage.mark import Mark
 from coordinator.upkeep import Upkeep
@@ -24,6 +28,7 @@ from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.housed import housed
+from tests.support.stored_job import fill
 from toolkit.console import CommandFailed, ExitCode
 
 
@@ -232,13 +237,90 @@ def test_the_server_logs_and_counts_what_commands_beside_it_do(tmp_path, monkeyp
                 await asyncio.to_thread(_run, "backup", str(tmp_path / "backup"), *where)
                 await looked()
                 # Both the command, whose log nobody keeps, and the server log the head.
-                assert told(logs) == [await head()] * 2
+                *earlier, first, second = told(logs)
+                assert (first, second) == (await head(), await head())
+            # The server may have looked between the backup's beginning and its end.
+            (begun,) = await house.journal("backup_begun")
+            assert set(earlier) <= {begun.hash.hex()}
             (made,) = await house.journal("backup_made")
-            assert (before, _figure(house, "backup_timestamp_seconds")) == (0.0, made.at_ms / 1000)
+            at = made.fields["made_ms"] / 1000
+            assert (before, _figure(house, "backup_timestamp_seconds")) == (0.0, at)
         async with housed(tmp_path, monkeypatch, again=True) as house:
-            assert _figure(house, "backup_timestamp_seconds") == made.at_ms / 1000
+            assert _figure(house, "backup_timestamp_seconds") == at
 
     asyncio.run(scenario())
+
+
+def _full(folder):
+    """Makes a folder that takes no backup, because something else is in it."""
+    folder.mkdir()
+    (folder / "letters.txt").write_text("dear bank")
+    return folder
+
+
+def test_a_backup_that_fails_counts_as_none(tmp_path, monkeypatch, looked):
+    """The alert TacitBackupMissing watches this figure."""
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            where = ("--dir", str(house.folder.path))
+            await asyncio.to_thread(_run, "backup", _full(tmp_path / "full"), *where, code=ExitCode.FAILED)
+            await looked()
+            assert await house.journal("backup_made") == []
+            assert _figure(house, "backup_timestamp_seconds") == 0.0
+            # Somebody began one, and perhaps copied keys.
+            (begun,) = await house.journal("backup_begun")
+            assert begun.fields["keys"] is False
+            await asyncio.to_thread(_run, "backup", tmp_path / "backup", "--with-keys", *where)
+            (made,) = await house.journal("backup_made")
+            _, begun = await house.journal("backup_begun")
+        # The backup says that it was begun, by whom, and with the keys. Only the database says that it is complete.
+        found = newest(tmp_path / "backup")
+        kept = [entry for entry in read_journal(found) if entry.kind in ("backup_begun", "backup_made")]
+        assert [entry.hash for entry in kept][1:] == [begun.hash]
+        assert kept[-1].fields == {"keys": True, "by": made.fields["by"]}
+        assert made.id == found.manifest.head_entry + 1
+        assert made.fields == {
+            "backup": found.path.stem,
+            "made_ms": found.manifest.made_ms,
+            "missing": 0,
+            "keys": True,
+            "by": begun.fields["by"],
+        }
+        assert made.at_ms >= found.manifest.made_ms
+        # A database that is restored from it knows it, too.
+        for file in house.folder.path.glob("tacit.db*"):
+            file.unlink()
+        _run("restore", tmp_path / "backup", "--yes", *where)
+        async with housed(tmp_path, monkeypatch, again=True) as house:
+            assert _figure(house, "backup_timestamp_seconds") == found.manifest.made_ms / 1000
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_with_lost_blobs_says_so_in_the_journal(fed, tmp_path):
+    database, store = open_database(load_config(fed).database_url), open_blobs(f"file://{fed / 'store'}")
+    document = fill(database, store)
+    Path(store._path(document.blobs[0])).unlink()
+
+    def kinds():
+        return [(each.kind, each.fields.get("missing")) for each in database.run_now(records.journal)][-2:]
+
+    assert "--allow-missing" in _run("backup", tmp_path / "backup", "--dir", fed, code=ExitCode.FAILED)
+    assert kinds()[-1] == ("backup_begun", None)
+    _run("backup", tmp_path / "backup", "--dir", fed, "--allow-missing")
+    assert kinds() == [("backup_begun", None), ("backup_made", 1)]
+    database.close()
+
+
+def test_a_database_that_cannot_be_written_is_backed_up(fed, tmp_path, monkeypatch):
+    monkeypatch.setattr("coordinator.storage.database.BUSY_TIMEOUT_MS", 50)
+    with contextlib.closing(sqlite3.connect(fed / "tacit.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        said = _run("backup", tmp_path / "backup", "--dir", fed)
+    for what in ("was begun", "is complete"):
+        assert f"the journal does not say that this backup {what}: the database " in said
+    newest(tmp_path / "backup").check()
 
 
 def test_the_next_authoritys_expiry_metric_ends_with_retirement(tmp_path, monkeypatch, looked):
