@@ -32,6 +32,8 @@ CoordinatorDir = Annotated[
 
 _KEY_FOLDERS = ("authority", "server", "operator")
 _CONFIG = "coordinator.toml"
+# By how much clocks of machines may differ; certificates are backdated by as much.
+_CLOCKS_DIFFER_MS = 5 * 60 * 1000
 
 
 def backup(
@@ -198,6 +200,8 @@ def restore(
 
     It reads and checks the whole backup before it writes anything.
     """
+    import time
+
     from coordinator.storage.backup import newest
     from coordinator.storage.errors import DatabaseInUse, StorageError
 
@@ -208,6 +212,12 @@ def restore(
         # Without a folder there is nothing yet that could refuse.
         if (coordinator / _CONFIG).exists():
             _check_target(found, coordinator, new_database)
+        if found.manifest.made_ms > time.time_ns() // 1_000_000 + _CLOCKS_DIFFER_MS:
+            sys.stderr.write(
+                f"{found.path.name} shows a time that is still to come: a clock was ahead then, or is behind now. "
+                "Members that renewed their certificate since are refused and need a new invitation; --snapshot names "
+                "another\n"
+            )
         confirm(f"Restore {found.path.name} ({_content(found)}) to {coordinator}?", yes)
         _restore(found, coordinator, revoke or [], new_database, as_json)
     except DatabaseInUse as error:

@@ -19,7 +19,7 @@ from coordinator.authority import retire, rotate
 from coordinator.cli import app
 from coordinator.config import CoordinatorFolder, load_config
 from coordinator.storage import open_blobs, open_database, records
-from coordinator.storage.backup import newest, read_journal
+from coordinator.storage.backup import make, newest, read_journal
 from coordinator.storage.errors import DatabaseUnexpected
 from coordinator.storage.mark import Mark
 from coordinator.upkeep import Upkeep
@@ -129,6 +129,24 @@ def test_a_restore_that_cannot_be_is_refused_before_the_question(fed, tmp_path):
     # There is no terminal to ask.
     assert "Confirm with --yes" in _run("restore", backup, "--dir", fed, code=ExitCode.USAGE)
     assert not file.exists()
+
+
+def test_a_backup_from_the_future_is_pointed_out_before_the_question(fed, tmp_path):
+    backup, config = tmp_path / "backup", load_config(fed)
+    _run("backup", backup, "--dir", fed)
+    for each in fed.glob("tacit.db*"):
+        each.rename(tmp_path / each.name)
+    restore = ("restore", backup, "--dir", fed)
+    manifest, url = newest(backup).manifest, f"sqlite:///{tmp_path / 'tacit.db'}"
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    for ahead_s, told in ((60, False), (3600, True)):
+        given = {"federation": manifest.federation, "software": "0.1.0", "now_ms": now_ms + ahead_s * 1000}
+        name = make(url, open_blobs(config.store_url), backup, **given).snapshot.path.name
+        with pytest.raises(CommandFailed, match="Confirm with --yes"):
+            app([str(word) for word in restore], standalone_mode=False)
+        said = CliRunner().invoke(app, [str(word) for word in restore]).stderr
+        assert (f"{name} shows a time that is still to come" in said) is told
+    assert not (fed / "tacit.db").exists()
 
 
 def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):
