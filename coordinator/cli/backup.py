@@ -211,7 +211,7 @@ def restore(
         found.check()
         # Without a folder there is nothing yet that could refuse.
         if (coordinator / _CONFIG).exists():
-            _check_target(found, coordinator, new_database)
+            _check_target(found, coordinator, revoke or [], new_database)
         if found.manifest.made_ms > time.time_ns() // 1_000_000 + _CLOCKS_DIFFER_MS:
             sys.stderr.write(
                 f"{found.path.name} shows a time that is still to come: a clock was ahead then, or is behind now. "
@@ -230,18 +230,20 @@ def restore(
         fail(error.sentence, ExitCode.FAILED)
 
 
-def _check_target(found: "Snapshot", coordinator: Path, new_database: bool) -> "CoordinatorConfig":
-    """Checks that a backup may be restored into a coordinator's folder and its database, which must be empty.
+def _check_target(found: "Snapshot", coordinator: Path, revoke: list[str], new_database: bool) -> "CoordinatorConfig":
+    """Checks that a backup may be restored into a coordinator's folder and its database.
+
+    The database must be empty, or this command has restored the backup before.
 
     Raises:
         CommandFailed: the folder is of another federation, or open to others.
-        StorageError: the database is another one, is served from, or holds rows.
+        StorageError: the database is another one, is served from, or holds other rows.
     """
     from coordinator.closed import database_file
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark
     from coordinator.storage.database import open_database
-    from coordinator.storage.restore import check_empty
+    from coordinator.storage.restore import check_target
     from coordinator.storage.target import check_no_links
     from toolkit.logs import configure
 
@@ -263,7 +265,7 @@ def _check_target(found: "Snapshot", coordinator: Path, new_database: bool) -> "
     if (file := database_file(config.database_url)) is None or file.exists():
         database = open_database(config.database_url, sole=True)
         try:
-            check_empty(database)
+            check_target(database, found, revoke)
         finally:
             database.close()
     return config
@@ -275,25 +277,29 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark, records
     from coordinator.storage.database import open_database
+    from coordinator.storage.errors import DatabaseUnusable
     from coordinator.storage.object_store import open_store
-    from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+    from coordinator.storage.restore import check_target, restore_blobs, restore_rows
     from coordinator.storage.store_work import store_work
     from coordinator.storage.target import check_no_links
 
     check_no_links(coordinator)
     keys = _put_keys(found, coordinator)
-    config = _check_target(found, coordinator, new_database)
+    config = _check_target(found, coordinator, revoke, new_database)
     names = CoordinatorFolder(coordinator)
     database = open_database(config.database_url, sole=True)
     try:
         # Again, and before copying gigabytes: the question may have stood for hours.
-        check_empty(database)
+        check_target(database, found, revoke)
         store = open_store(config, names)
         # No row names the blobs before the end, so a pruning might remove them.
         with store.unpruned(), store_work(config.database_url, alone=False):
             blobs = restore_blobs(found, store)
             done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=os_user())
-        mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
+        try:
+            mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
+        except DatabaseUnusable as error:
+            fail(f"everything is restored, but {error.sentence}, then type the restore again", ExitCode.FAILED)
     finally:
         database.close()
     if as_json:

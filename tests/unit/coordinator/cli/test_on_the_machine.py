@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import sqlite3
 import sys
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from coordinator.authority import retire, rotate
 from coordinator.cli import app
 from coordinator.config import CoordinatorFolder, load_config
-from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage import mark, open_blobs, open_database, records
 from coordinator.storage.backup import make, newest, read_journal
 from coordinator.storage.errors import DatabaseUnexpected
 from coordinator.storage.mark import Mark
@@ -147,6 +148,61 @@ def test_a_backup_from_the_future_is_pointed_out_before_the_question(fed, tmp_pa
         said = CliRunner().invoke(app, [str(word) for word in restore]).stderr
         assert (f"{name} shows a time that is still to come" in said) is told
     assert not (fed / "tacit.db").exists()
+
+
+def test_a_restore_that_ended_before_the_mark_is_repeated(fed, tmp_path):
+    """The disk became full between the commit and database.json, so the folder still names the lost database."""
+    names, url, backup = CoordinatorFolder(fed), load_config(fed).database_url, tmp_path / "backup"
+
+    def journal():
+        with contextlib.closing(open_database(url)) as database:
+            return database.run_now(records.journal)
+
+    with contextlib.closing(open_database(url)) as database:
+        fill(database, open_blobs(load_config(fed).store_url))
+        _run("backup", backup, "--dir", fed)
+        first = newest(backup)
+        _run("backup", backup, "--dir", fed)
+        mark.keep(names.database_mark, url, database.run_now(records.head))
+    for each in fed.glob("tacit.db*"):
+        each.unlink()
+    restore = ("restore", backup, "--dir", fed, "--yes", "--json", "--snapshot", first.path.name)
+    revoke = ("--revoke", "desk-north")
+    # A file cannot be written where a folder is.
+    blocking = fed / ".database.json.partial"
+    blocking.mkdir(mode=0o700)
+    said = _run(*restore, *revoke, code=ExitCode.FAILED)
+    assert "database.json cannot be written: Is a directory" in said
+    assert said.endswith("then type the restore again")
+    committed = journal()
+    assert committed[-1].kind == "restored"
+    with pytest.raises(DatabaseUnexpected):
+        mark.check(names.database_mark, url)
+    blocking.rmdir()
+    # What it would leave undone is refused, and so is another backup.
+    assert "desk-east was not revoked" in _run(*restore, *revoke, "--revoke", "desk-east", code=ExitCode.FAILED)
+    other = tuple(word if word != first.path.name else newest(backup).path.name for word in restore)
+    assert "the database is not empty" in _run(*other, *revoke, code=ExitCode.FAILED)
+    with pytest.raises(DatabaseUnexpected):
+        mark.check(names.database_mark, url)
+    # The end of the command may be lost too, so it can be repeated as often as one likes.
+    for words in (revoke, revoke, ()):
+        said = json.loads(_run(*restore, *words))
+        assert said == {
+            "snapshot": first.path.name,
+            "rows": sum(part.rows for part in first.manifest.tables),
+            "blobs": 0,
+            "keys": 0,
+            "jobs": {"desk": 2},
+            "revoked": ["desk-north"],
+        }
+        mark.check(names.database_mark, url)
+        assert _mark(fed).head == committed[-1].hash
+        assert journal() == committed
+    # A database that went on is not that backup any more.
+    with contextlib.closing(open_database(url)) as database:
+        database.run_now(lambda s: records.note(s, "member_enrolled", "north", 1))
+    assert "the database is not empty" in _run(*restore, *revoke, code=ExitCode.FAILED)
 
 
 def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):

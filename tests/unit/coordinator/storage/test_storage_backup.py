@@ -1,5 +1,6 @@
 """Backups: their content, interruption, damage, and what a restore means for members."""
 
+import dataclasses
 import hashlib
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInU
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
 from coordinator.storage.models import LeaseRow, WithdrawalMarkRow, WithdrawalRow
-from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
+from coordinator.storage.restore import GAP, check_empty, check_target, restore_blobs, restore_rows
 from tacit.heads import KeptHead
 from tacit.reason import Reason
 from tests.support.databases import migrated
@@ -427,8 +428,28 @@ def test_a_restore_killed_at_any_step_can_be_repeated(filled, store, folder, tmp
     assert kills >= 11
     database = open_database(target)
     assert database.run_now(lambda s: records.load_job(s, "desk")).version_number == 2
-    # Exactly once.
+    # Killed after the commit, it is repeated too, and everything is there exactly once.
+    before, found = rows(target), backup.newest(folder)
+    check_target(database, found)
+    done = restore_rows(found, database, revoke=(), now_ms=MADE_MS + HOUR_MS, by="op")
+    assert (done.rows, done.jobs, done.revoked) == (
+        sum(part.rows for part in found.manifest.tables),
+        (("desk", 2),),
+        (),
+    )
+    assert rows(target) == before
     assert [entry.kind for entry in database.run_now(records.journal)].count("restored") == 1
+    # It stands for this backup alone, as its rows were.
+    digest = found.manifest.head
+    for other in (
+        dataclasses.replace(found, path=found.path.with_stem("snapshot-000009-other")),
+        dataclasses.replace(found, manifest=found.manifest.model_copy(update={"head": digest[::-1]})),
+    ):
+        for act in (check_target, lambda database, of: restore_rows(of, database, revoke=(), now_ms=1, by="op")):
+            with pytest.raises(BackupRefused, match="not empty"):
+                act(database, other)
+    with pytest.raises(BackupRefused, match=r"already restored .* desk-north was not revoked"):
+        check_target(database, found, ("desk-north",))
     database.close()
 
 
