@@ -287,7 +287,7 @@ INSTRUMENTS = (
     Instrument(
         "backup_timestamp_seconds",
         "gauge",
-        "When the newest backup in the journal was made; 0 while there is none.",
+        "When the newest complete backup that the journal names was made; 0 while it names none.",
         "seconds since 1970",
     ),
     Instrument(
@@ -716,7 +716,7 @@ class Metrics:
     # ---- health --------------------------------------------------------------------------------------------
 
     def backup_made(self, at: float) -> None:
-        """Sets when the newest backup in the journal was made, in seconds since 1970."""
+        """Sets when the newest complete backup that the journal names was made, in seconds since 1970."""
         self._of.set("backup_timestamp_seconds", at)
 
     def database(self, seconds: float, failed: bool) -> None:

@@ -149,9 +149,10 @@ class Upkeep:
 
         def read(s: records.Session) -> tuple[records.Head, int | None, bool]:
             newest, here = records.head(s), database.written_here()
-            since = newest_of(s, "backup_made", after=before or 0)
+            # A backup does not contain the entry that it is complete. A database that was restored from it tells so.
+            since = newest_of(s, "backup_made", "restored", after=before or 0)
             beside = before is None or any(number not in here for number in range(before + 1, newest.id + 1))
-            return newest, None if since is None else since.at_ms, beside
+            return newest, None if since is None else int(str(since.fields["made_ms"])), beside
 
         newest, backup_ms, beside = await database.run(read)
         if newest.id == before:

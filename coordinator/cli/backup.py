@@ -15,8 +15,13 @@ from coordinator.cli.user import os_user
 from toolkit.console import CommandFailed, ExitCode, fail, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.orm import Session
+
     from coordinator.config import CoordinatorConfig
     from coordinator.storage.backup import Snapshot
+    from coordinator.storage.journal import Value
 
 __all__ = ["backup", "restore"]
 
@@ -27,6 +32,8 @@ CoordinatorDir = Annotated[
 
 _KEY_FOLDERS = ("authority", "server", "operator")
 _CONFIG = "coordinator.toml"
+# By how much clocks of machines may differ; certificates are backdated by as much.
+_CLOCKS_DIFFER_MS = 5 * 60 * 1000
 
 
 def backup(
@@ -84,7 +91,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
 
     from coordinator.closed import store_folder
     from coordinator.config import CoordinatorFolder
-    from coordinator.storage import mark
+    from coordinator.storage import mark, records
     from coordinator.storage.backup import make
     from coordinator.storage.object_store import open_store
     from tacit import __version__
@@ -99,8 +106,12 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     mark.check(CoordinatorFolder(coordinator).database_mark, config.database_url)
     configure("console", "warning")
     federation = _federation(CoordinatorFolder(coordinator).authority_certificate)
-    now_ms = time.time_ns() // 1_000_000
-    _tell_journal(config, now_ms, with_keys)
+    _check_revision(config)
+    now_ms, by = time.time_ns() // 1_000_000, os_user()
+    # First, so that the backup contains the entry, and keys are copied by nobody whom the journal does not name.
+    _tell_journal(
+        config, "was begun", lambda s: records.note(s, "backup_begun", "coordinator", now_ms, keys=with_keys, by=by)
+    )
     made = make(
         config.database_url,
         open_store(config, CoordinatorFolder(coordinator)),
@@ -112,6 +123,16 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
         keep=keep,
         allow_missing=allow_missing,
     )
+    # Last, because this is what counts as a backup.
+    told: dict[str, Value] = {
+        "backup": made.snapshot.path.stem,
+        "made_ms": now_ms,
+        "missing": len(made.snapshot.manifest.missing),
+        "keys": with_keys,
+        "by": by,
+    }
+    ended_ms = time.time_ns() // 1_000_000
+    _tell_journal(config, "is complete", lambda s: records.note(s, "backup_made", "coordinator", ended_ms, **told))
     if made.not_removed:
         sys.stderr.write(f"older backups were not removed: {made.not_removed}\n")
     manifest = made.snapshot.manifest
@@ -179,6 +200,8 @@ def restore(
 
     It reads and checks the whole backup before it writes anything.
     """
+    import time
+
     from coordinator.storage.backup import newest
     from coordinator.storage.errors import DatabaseInUse, StorageError
 
@@ -188,7 +211,13 @@ def restore(
         found.check()
         # Without a folder there is nothing yet that could refuse.
         if (coordinator / _CONFIG).exists():
-            _check_target(found, coordinator, new_database)
+            _check_target(found, coordinator, revoke or [], new_database)
+        if found.manifest.made_ms > time.time_ns() // 1_000_000 + _CLOCKS_DIFFER_MS:
+            sys.stderr.write(
+                f"{found.path.name} shows a time that is still to come: a clock was ahead then, or is behind now. "
+                "Members that renewed their certificate since are refused and need a new invitation; --snapshot names "
+                "another\n"
+            )
         confirm(f"Restore {found.path.name} ({_content(found)}) to {coordinator}?", yes)
         _restore(found, coordinator, revoke or [], new_database, as_json)
     except DatabaseInUse as error:
@@ -201,18 +230,20 @@ def restore(
         fail(error.sentence, ExitCode.FAILED)
 
 
-def _check_target(found: "Snapshot", coordinator: Path, new_database: bool) -> "CoordinatorConfig":
-    """Checks that a backup may be restored into a coordinator's folder and its database, which must be empty.
+def _check_target(found: "Snapshot", coordinator: Path, revoke: list[str], new_database: bool) -> "CoordinatorConfig":
+    """Checks that a backup may be restored into a coordinator's folder and its database.
+
+    The database must be empty, or this command has restored the backup before.
 
     Raises:
         CommandFailed: the folder is of another federation, or open to others.
-        StorageError: the database is another one, is served from, or holds rows.
+        StorageError: the database is another one, is served from, or holds other rows.
     """
     from coordinator.closed import database_file
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark
     from coordinator.storage.database import open_database
-    from coordinator.storage.restore import check_empty
+    from coordinator.storage.restore import check_target
     from coordinator.storage.target import check_no_links
     from toolkit.logs import configure
 
@@ -234,7 +265,7 @@ def _check_target(found: "Snapshot", coordinator: Path, new_database: bool) -> "
     if (file := database_file(config.database_url)) is None or file.exists():
         database = open_database(config.database_url, sole=True)
         try:
-            check_empty(database)
+            check_target(database, found, revoke)
         finally:
             database.close()
     return config
@@ -246,25 +277,29 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark, records
     from coordinator.storage.database import open_database
+    from coordinator.storage.errors import DatabaseUnusable
     from coordinator.storage.object_store import open_store
-    from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+    from coordinator.storage.restore import check_target, restore_blobs, restore_rows
     from coordinator.storage.store_work import store_work
     from coordinator.storage.target import check_no_links
 
     check_no_links(coordinator)
     keys = _put_keys(found, coordinator)
-    config = _check_target(found, coordinator, new_database)
+    config = _check_target(found, coordinator, revoke, new_database)
     names = CoordinatorFolder(coordinator)
     database = open_database(config.database_url, sole=True)
     try:
         # Again, and before copying gigabytes: the question may have stood for hours.
-        check_empty(database)
+        check_target(database, found, revoke)
         store = open_store(config, names)
         # No row names the blobs before the end, so a pruning might remove them.
         with store.unpruned(), store_work(config.database_url, alone=False):
             blobs = restore_blobs(found, store)
             done = restore_rows(found, database, revoke=revoke, now_ms=time.time_ns() // 1_000_000, by=os_user())
-        mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
+        try:
+            mark.keep(names.database_mark, config.database_url, database.run_now(records.head))
+        except DatabaseUnusable as error:
+            fail(f"everything is restored, but {error.sentence}, then type the restore again", ExitCode.FAILED)
     finally:
         database.close()
     if as_json:
@@ -361,14 +396,11 @@ def _federation(root: Path) -> bytes:
         raise CommandFailed(f"{root} cannot be read: {error}; put the authority's certificate there") from error
 
 
-def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> None:
-    """Writes the backup to the journal first, so that the backup contains the entry.
-
-    A database that can no longer be written is still backed up.
-    """
-    from coordinator.storage import records, snapshot
-    from coordinator.storage.database import open_database, scripts
-    from coordinator.storage.errors import BackupRefused, DatabaseUnusable
+def _check_revision(config: "CoordinatorConfig") -> None:
+    """Raises BackupRefused if other software serves the database than this one."""
+    from coordinator.storage import snapshot
+    from coordinator.storage.database import scripts
+    from coordinator.storage.errors import BackupRefused
 
     with snapshot.of_database(config.database_url) as connection:
         revision = snapshot.revision_of(connection)
@@ -378,12 +410,18 @@ def _tell_journal(config: "CoordinatorConfig", now_ms: int, with_keys: bool) -> 
             f"the database is at revision {revision}, this software at {newest}; back it up with the software that "
             "serves it, or start this coordinator on it once"
         )
-    by = os_user()
+
+
+def _tell_journal(config: "CoordinatorConfig", what: str, note: "Callable[[Session], None]") -> None:
+    """Writes an entry, which says `what` of this backup. A database that cannot be written is still backed up."""
+    from coordinator.storage.database import open_database
+    from coordinator.storage.errors import DatabaseUnusable
+
     try:
         database = open_database(config.database_url)
         try:
-            database.run_now(lambda s: records.note(s, "backup_made", "coordinator", now_ms, keys=with_keys, by=by))
+            database.run_now(note)
         finally:
             database.close()
     except DatabaseUnusable as error:
-        sys.stderr.write(f"the journal has no entry of this backup: {error.sentence}\n")
+        sys.stderr.write(f"the journal does not say that this backup {what}: {error.sentence}\n")

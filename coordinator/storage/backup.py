@@ -1,7 +1,7 @@
 """Backups: the database at one moment, and every blob that its rows name, in one portable folder.
 
     FOLDER/                            0700
-      snapshot-TIME-DIGEST.json        `BackupManifest`: one backup; DIGEST begins the SHA-256 of the file
+      snapshot-N-TIME-DIGEST.json      `BackupManifest`: the folder's Nth backup; DIGEST begins the SHA-256 of the file
       parts/SHA256                     the rows of a table, one JSON list a line
       blobs/ab/SHA256                  a document, a version, a server optimiser's state, a tokenizer, a corpus
       keys/SHA256                      0600: the coordinator's configuration and keys, if requested
@@ -10,6 +10,10 @@ Every part is named by its digest, so a part that is there already is not writte
 have in common. Guarantees: a snapshot's own file is written last, under its final name in one step, so a backup that
 broke off leaves nothing that passes for one. Everything that it names was forced to the disk before, and read back with
 the right digest if this run wrote it. The format is the same for every kind of database.
+
+Which backup is the newest follows from N, and N is one more than the highest in the folder. Times do not decide,
+because a clock that was ahead once would put its backups before all later ones. The journal's length does not either:
+after the restore of an older backup, the history that was given up may be the longer one.
 """
 
 import contextlib
@@ -19,6 +23,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -485,7 +490,9 @@ def _reveal(folder: Path, manifest: BackupManifest) -> Snapshot:
         )
     digest = hashlib.sha256(data).digest()
     moment = datetime.fromtimestamp(manifest.made_ms / 1000, UTC)
-    path = folder / f"snapshot-{moment:%Y%m%dT%H%M%S}.{manifest.made_ms % 1000:03}Z-{digest.hex()[:16]}.json"
+    time = f"{moment:%Y%m%dT%H%M%S}.{manifest.made_ms % 1000:03}Z"
+    number = 1 + max(map(_number, _in_order(folder)), default=0)
+    path = folder / f"snapshot-{number:06}-{time}-{digest.hex()[:16]}.json"
     for name in ("parts", "blobs", "keys"):
         _force(folder / name)
     with _partial(folder) as (partial, file):
@@ -522,27 +529,37 @@ def _prune(folder: Path, keep: int) -> int:
 
 
 def snapshots(folder: Path) -> list[Snapshot]:
-    """Returns every backup in the folder, the oldest first.
+    """Returns every backup in the folder, in the order in which they were made.
 
     Raises:
         BackupDamaged: a snapshot's own file is altered.
     """
-    return [_read(path) for path in sorted(folder.glob("snapshot-*.json"))]
+    return [_read(path) for path in _in_order(folder)]
 
 
 def newest(folder: Path, name: str | None = None) -> Snapshot:
-    """Returns the newest backup in the folder, or the named one.
+    """Returns the backup that was made last, or the named one.
 
     Raises:
         BackupDamaged: there is none, or its own file is altered.
     """
-    found = sorted(folder.glob("snapshot-*.json"))
+    found = _in_order(folder)
     if name is not None:
         found = [path for path in found if path.name in (name, f"{name}.json")]
     if not found:
         which = f"no snapshot {name}" if name else "no complete backup"
         raise BackupDamaged(f"there is {which} in {folder}; name a folder that `coordinator backup` wrote")
     return _read(found[-1])
+
+
+def _in_order(folder: Path) -> list[Path]:
+    return sorted(folder.glob("snapshot-*.json"), key=lambda path: (_number(path), path.name))
+
+
+def _number(path: Path) -> int:
+    """Returns the number in a snapshot's name; 0 if it has none."""
+    found = re.match(r"snapshot-([0-9]+)-", path.name)
+    return 0 if found is None else int(found[1])
 
 
 def _read(path: Path) -> Snapshot:

@@ -136,9 +136,9 @@ def acts(s: Session, job: str, *, last: int = _MAX_ACTS) -> list[StoredAct]:
     ]
 
 
-def newest_of(s: Session, kind: str, *, after: int = 0) -> JournalEntry | None:
-    """Returns the newest entry of a kind, among those after `after`."""
-    query = select(JournalRow).where(JournalRow.kind == kind, JournalRow.id > after)
+def newest_of(s: Session, *kinds: str, after: int = 0) -> JournalEntry | None:
+    """Returns the newest entry of these kinds, among those after `after`."""
+    query = select(JournalRow).where(JournalRow.kind.in_(kinds), JournalRow.id > after)
     row = s.scalars(query.order_by(JournalRow.id.desc()).limit(1)).one_or_none()
     return None if row is None else JournalEntry(row.id, row.at_ms, row.kind, row.subject, row.fields, row.hash)
 

@@ -18,7 +18,7 @@ restored one uses none twice:
 - What members reported about their ledgers is learnt again with their next update, and remembered from there.
 
 Guarantees: nothing is written before the whole backup is read and found good; all rows appear at once, or none; a
-killed restore is simply repeated.
+restore that ended at any step, also after its rows appeared, is simply repeated.
 """
 
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ from coordinator.storage.backup import Snapshot, form_of, read_rows
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, migrated, scripts
 from coordinator.storage.errors import BackupDamaged, BackupRefused
-from coordinator.storage.journal import note, pages
+from coordinator.storage.journal import Value, head, newest_of, note, pages
 from coordinator.storage.members import MemberStatus, revoke_member
 from coordinator.storage.models import Base, MemberRow, RestoredMemberRow, TokenRow
 from tacit.reason import Reason, word
 
-__all__ = ["GAP", "Restored", "check_empty", "restore_blobs", "restore_rows"]
+__all__ = ["GAP", "Restored", "check_empty", "check_target", "restore_blobs", "restore_rows"]
 
 # Covers the rounds and attempts since the backup. A column has room for more than 2000 restores.
 GAP = 1_000_000
@@ -73,6 +73,20 @@ def check_empty(database: Database) -> None:
     database.run_now(lambda s: [table.name for table in _check_empty(s.connection())])
 
 
+def check_target(database: Database, of: Snapshot, revoke: Sequence[str] = ()) -> None:
+    """Checks that `restore_rows` would put the rows into this database, or did so before and nothing came after it.
+
+    Raises:
+        BackupRefused: it has other rows, or another program's tables, or a member of `revoke` was not revoked.
+    """
+
+    def work(s: Session) -> None:
+        if _done(s, of, revoke) is None:
+            _check_empty(s.connection())
+
+    database.run_now(work)
+
+
 def restore_blobs(of: Snapshot, store: BlobStore) -> int:
     """Puts every blob of the backup into the store; blobs that are there already stay. Returns how many were put.
 
@@ -99,7 +113,7 @@ def restore_blobs(of: Snapshot, store: BlobStore) -> int:
 
 
 def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now_ms: int, by: str) -> Restored:
-    """Puts the rows back, in one transaction.
+    """Puts the rows back, in one transaction. Changes nothing if it did so before and nothing came after it.
 
     Args:
         revoke: names of members to revoke in the same transaction.
@@ -107,7 +121,8 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
         by: who restores, for the journal.
 
     Raises:
-        BackupRefused: the database is not empty, or newer software wrote the backup.
+        BackupRefused: the database has other rows, a member of `revoke` was not revoked with these, or newer software
+            wrote the backup.
         BackupDamaged: the rows are not a coordinator's.
         NotFound: the backup has no member of a name in `revoke`.
         DatabaseUnusable: the database refused.
@@ -120,6 +135,8 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
         )
 
     def work(s: Session) -> Restored:
+        if (done := _done(s, of, revoke)) is not None:
+            return done
         connection = s.connection()
         _emptied(connection)
         migrated(connection, of.manifest.revision)
@@ -158,6 +175,28 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
 
 
 # ---- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _done(s: Session, of: Snapshot, revoke: Sequence[str]) -> Restored | None:
+    """Returns what an earlier restore of this backup put back, if the database has not changed since."""
+    entry = newest_of(s, "restored")
+    if entry is None or entry.id != head(s).id:
+        return None
+    if (entry.fields["backup"], entry.fields["head"]) != (of.path.stem, of.manifest.head.hex()):
+        return None
+    going_on, revoked = (_words(entry.fields[name]) for name in ("versions", "revoked"))
+    if late := sorted(set(revoke) - set(revoked)):
+        raise BackupRefused(
+            f"{of.path.stem} is already restored to this database, and {late[0]} was not revoked with it; empty the "
+            "database, then restore again"
+        )
+    parts = [each.rpartition(" ") for each in going_on]
+    numbers = tuple((name, int(number)) for name, _, number in parts)
+    return Restored(sum(part.rows for part in of.manifest.tables), numbers, revoked)
+
+
+def _words(value: Value) -> tuple[str, ...]:
+    return tuple(value) if isinstance(value, list) else ()
 
 
 def _check_empty(connection: Connection) -> list[Table]:

@@ -16,6 +16,7 @@ from coordinator.cli import app as coordinator_app
 from coordinator.cli.passport import Group as PassportGroup
 from coordinator.config import CoordinatorConfig, environment_name
 from coordinator.rounds.counts import Count
+from coordinator.storage import backup, open_blobs, open_database
 from coordinator.storage.bucket import place_of
 from edge_client.cli import app as edge_app
 from edge_client.policy.policy import Policy, PolicyRefusal
@@ -314,7 +315,9 @@ def test_the_logs_page_lists_every_event():
 def test_the_logs_page_lists_every_kind_of_journal_entry():
     text = section(DOCS / "logs.md", "The journal")
     # Includes commands on the coordinator's machine, which open the transaction in their own helper.
-    kinds = events_of("coordinator", r'\bnote(?:_seldom)?\(\s*s,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"')
+    kinds = events_of(
+        "coordinator", r'\bnote(?:_seldom)?\(\s*s(?:ession)?,\s*"(\w+)"', r'\b_note\(\s*machine,\s*\w+,\s*"(\w+)"'
+    )
     said = re.search(r"Kinds:\n\n(.*?)\.\n\n", text, flags=re.DOTALL)
     assert said is not None
     assert set(re.findall(r"`(\w+)`", said[1])) == kinds
@@ -483,6 +486,18 @@ def test_the_policy_shown_keeps_the_embedding_private():
 
 
 # ---- links and names ---------------------------------------------------------------------------------------
+
+
+def test_the_pages_name_a_backup_as_it_is_named(tmp_path):
+    url, store = f"sqlite:///{tmp_path / 'one.db'}", open_blobs(f"file://{tmp_path / 'store'}")
+    open_database(url).close()
+    folder = tmp_path / "backup"
+    backup.make(url, store, folder, federation=bytes(32), software="0.1.0", now_ms=1_800_000_000_000)
+    number, time, digest = r"[0-9]{6}", r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z", r"[0-9a-f]{16}"
+    assert any(re.fullmatch(rf"snapshot-{number}-{time}-{digest}\.json", path.name) for path in folder.iterdir())
+    for page, heading in (("backup.md", "What a backup holds"), ("operations.md", "Restore from a backup")):
+        named = re.findall(r"`(snapshot[^`]*)`", section(DOCS / page, heading))
+        assert named == ["snapshot-NUMBER-TIME-DIGEST.json"], page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

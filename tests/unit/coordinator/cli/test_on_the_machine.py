@@ -1,10 +1,14 @@
 """Commands on the coordinator's own machine: they use the right database and user, and the server logs them."""
 
 import asyncio
+import contextlib
 import itertools
+import json
 import os
+import sqlite3
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -15,7 +19,8 @@ from typer.testing import CliRunner
 from coordinator.authority import retire, rotate
 from coordinator.cli import app
 from coordinator.config import CoordinatorFolder, load_config
-from coordinator.storage import open_database, records
+from coordinator.storage import mark, open_blobs, open_database, records
+from coordinator.storage.backup import make, newest, read_journal
 from coordinator.storage.errors import DatabaseUnexpected
 from coordinator.storage.mark import Mark
 from coordinator.upkeep import Upkeep
@@ -24,6 +29,7 @@ from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
 from tests.support import party
 from tests.support.housed import housed
+from tests.support.stored_job import fill
 from toolkit.console import CommandFailed, ExitCode
 
 
@@ -124,6 +130,79 @@ def test_a_restore_that_cannot_be_is_refused_before_the_question(fed, tmp_path):
     # There is no terminal to ask.
     assert "Confirm with --yes" in _run("restore", backup, "--dir", fed, code=ExitCode.USAGE)
     assert not file.exists()
+
+
+def test_a_backup_from_the_future_is_pointed_out_before_the_question(fed, tmp_path):
+    backup, config = tmp_path / "backup", load_config(fed)
+    _run("backup", backup, "--dir", fed)
+    for each in fed.glob("tacit.db*"):
+        each.rename(tmp_path / each.name)
+    restore = ("restore", backup, "--dir", fed)
+    manifest, url = newest(backup).manifest, f"sqlite:///{tmp_path / 'tacit.db'}"
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    for ahead_s, told in ((60, False), (3600, True)):
+        given = {"federation": manifest.federation, "software": "0.1.0", "now_ms": now_ms + ahead_s * 1000}
+        name = make(url, open_blobs(config.store_url), backup, **given).snapshot.path.name
+        with pytest.raises(CommandFailed, match="Confirm with --yes"):
+            app([str(word) for word in restore], standalone_mode=False)
+        said = CliRunner().invoke(app, [str(word) for word in restore]).stderr
+        assert (f"{name} shows a time that is still to come" in said) is told
+    assert not (fed / "tacit.db").exists()
+
+
+def test_a_restore_that_ended_before_the_mark_is_repeated(fed, tmp_path):
+    """The disk became full between the commit and database.json, so the folder still names the lost database."""
+    names, url, backup = CoordinatorFolder(fed), load_config(fed).database_url, tmp_path / "backup"
+
+    def journal():
+        with contextlib.closing(open_database(url)) as database:
+            return database.run_now(records.journal)
+
+    with contextlib.closing(open_database(url)) as database:
+        fill(database, open_blobs(load_config(fed).store_url))
+        _run("backup", backup, "--dir", fed)
+        first = newest(backup)
+        _run("backup", backup, "--dir", fed)
+        mark.keep(names.database_mark, url, database.run_now(records.head))
+    for each in fed.glob("tacit.db*"):
+        each.unlink()
+    restore = ("restore", backup, "--dir", fed, "--yes", "--json", "--snapshot", first.path.name)
+    revoke = ("--revoke", "desk-north")
+    # A file cannot be written where a folder is.
+    blocking = fed / ".database.json.partial"
+    blocking.mkdir(mode=0o700)
+    said = _run(*restore, *revoke, code=ExitCode.FAILED)
+    assert "database.json cannot be written: Is a directory" in said
+    assert said.endswith("then type the restore again")
+    committed = journal()
+    assert committed[-1].kind == "restored"
+    with pytest.raises(DatabaseUnexpected):
+        mark.check(names.database_mark, url)
+    blocking.rmdir()
+    # What it would leave undone is refused, and so is another backup.
+    assert "desk-east was not revoked" in _run(*restore, *revoke, "--revoke", "desk-east", code=ExitCode.FAILED)
+    other = tuple(word if word != first.path.name else newest(backup).path.name for word in restore)
+    assert "the database is not empty" in _run(*other, *revoke, code=ExitCode.FAILED)
+    with pytest.raises(DatabaseUnexpected):
+        mark.check(names.database_mark, url)
+    # The end of the command may be lost too, so it can be repeated as often as one likes.
+    for words in (revoke, revoke, ()):
+        said = json.loads(_run(*restore, *words))
+        assert said == {
+            "snapshot": first.path.name,
+            "rows": sum(part.rows for part in first.manifest.tables),
+            "blobs": 0,
+            "keys": 0,
+            "jobs": {"desk": 2},
+            "revoked": ["desk-north"],
+        }
+        mark.check(names.database_mark, url)
+        assert _mark(fed).head == committed[-1].hash
+        assert journal() == committed
+    # A database that went on is not that backup any more.
+    with contextlib.closing(open_database(url)) as database:
+        database.run_now(lambda s: records.note(s, "member_enrolled", "north", 1))
+    assert "the database is not empty" in _run(*restore, *revoke, code=ExitCode.FAILED)
 
 
 def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):
@@ -232,13 +311,90 @@ def test_the_server_logs_and_counts_what_commands_beside_it_do(tmp_path, monkeyp
                 await asyncio.to_thread(_run, "backup", str(tmp_path / "backup"), *where)
                 await looked()
                 # Both the command, whose log nobody keeps, and the server log the head.
-                assert told(logs) == [await head()] * 2
+                *earlier, first, second = told(logs)
+                assert (first, second) == (await head(), await head())
+            # The server may have looked between the backup's beginning and its end.
+            (begun,) = await house.journal("backup_begun")
+            assert set(earlier) <= {begun.hash.hex()}
             (made,) = await house.journal("backup_made")
-            assert (before, _figure(house, "backup_timestamp_seconds")) == (0.0, made.at_ms / 1000)
+            at = made.fields["made_ms"] / 1000
+            assert (before, _figure(house, "backup_timestamp_seconds")) == (0.0, at)
         async with housed(tmp_path, monkeypatch, again=True) as house:
-            assert _figure(house, "backup_timestamp_seconds") == made.at_ms / 1000
+            assert _figure(house, "backup_timestamp_seconds") == at
 
     asyncio.run(scenario())
+
+
+def _full(folder):
+    """Makes a folder that takes no backup, because something else is in it."""
+    folder.mkdir()
+    (folder / "letters.txt").write_text("dear bank")
+    return folder
+
+
+def test_a_backup_that_fails_counts_as_none(tmp_path, monkeypatch, looked):
+    """The alert TacitBackupMissing watches this figure."""
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            where = ("--dir", str(house.folder.path))
+            await asyncio.to_thread(_run, "backup", _full(tmp_path / "full"), *where, code=ExitCode.FAILED)
+            await looked()
+            assert await house.journal("backup_made") == []
+            assert _figure(house, "backup_timestamp_seconds") == 0.0
+            # Somebody began one, and perhaps copied keys.
+            (begun,) = await house.journal("backup_begun")
+            assert begun.fields["keys"] is False
+            await asyncio.to_thread(_run, "backup", tmp_path / "backup", "--with-keys", *where)
+            (made,) = await house.journal("backup_made")
+            _, begun = await house.journal("backup_begun")
+        # The backup says that it was begun, by whom, and with the keys. Only the database says that it is complete.
+        found = newest(tmp_path / "backup")
+        kept = [entry for entry in read_journal(found) if entry.kind in ("backup_begun", "backup_made")]
+        assert [entry.hash for entry in kept][1:] == [begun.hash]
+        assert kept[-1].fields == {"keys": True, "by": made.fields["by"]}
+        assert made.id == found.manifest.head_entry + 1
+        assert made.fields == {
+            "backup": found.path.stem,
+            "made_ms": found.manifest.made_ms,
+            "missing": 0,
+            "keys": True,
+            "by": begun.fields["by"],
+        }
+        assert made.at_ms >= found.manifest.made_ms
+        # A database that is restored from it knows it, too.
+        for file in house.folder.path.glob("tacit.db*"):
+            file.unlink()
+        _run("restore", tmp_path / "backup", "--yes", *where)
+        async with housed(tmp_path, monkeypatch, again=True) as house:
+            assert _figure(house, "backup_timestamp_seconds") == found.manifest.made_ms / 1000
+
+    asyncio.run(scenario())
+
+
+def test_a_backup_with_lost_blobs_says_so_in_the_journal(fed, tmp_path):
+    database, store = open_database(load_config(fed).database_url), open_blobs(f"file://{fed / 'store'}")
+    document = fill(database, store)
+    Path(store._path(document.blobs[0])).unlink()
+
+    def kinds():
+        return [(each.kind, each.fields.get("missing")) for each in database.run_now(records.journal)][-2:]
+
+    assert "--allow-missing" in _run("backup", tmp_path / "backup", "--dir", fed, code=ExitCode.FAILED)
+    assert kinds()[-1] == ("backup_begun", None)
+    _run("backup", tmp_path / "backup", "--dir", fed, "--allow-missing")
+    assert kinds() == [("backup_begun", None), ("backup_made", 1)]
+    database.close()
+
+
+def test_a_database_that_cannot_be_written_is_backed_up(fed, tmp_path, monkeypatch):
+    monkeypatch.setattr("coordinator.storage.database.BUSY_TIMEOUT_MS", 50)
+    with contextlib.closing(sqlite3.connect(fed / "tacit.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        said = _run("backup", tmp_path / "backup", "--dir", fed)
+    for what in ("was begun", "is complete"):
+        assert f"the journal does not say that this backup {what}: the database " in said
+    newest(tmp_path / "backup").check()
 
 
 def test_the_next_authoritys_expiry_metric_ends_with_retirement(tmp_path, monkeypatch, looked):

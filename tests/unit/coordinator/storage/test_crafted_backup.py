@@ -127,7 +127,7 @@ def test_forged_rows_are_refused_without_showing_their_values(made, tmp_path, na
 def listed(made: backup.Snapshot, change: dict[str, Any]) -> Path:
     """A snapshot with a changed list, under the name that fits its digest."""
     data = json.dumps({**json.loads(made.manifest.canonical()), **change}).encode()
-    path = made.folder / f"snapshot-29990101T000000.000Z-{hashlib.sha256(data).hexdigest()[:16]}.json"
+    path = made.folder / f"snapshot-999999-29990101T000000.000Z-{hashlib.sha256(data).hexdigest()[:16]}.json"
     path.write_bytes(data)
     return path
 

@@ -1,5 +1,6 @@
 """Backups: their content, interruption, damage, and what a restore means for members."""
 
+import dataclasses
 import hashlib
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInU
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
 from coordinator.storage.models import LeaseRow, WithdrawalMarkRow, WithdrawalRow
-from coordinator.storage.restore import GAP, check_empty, restore_blobs, restore_rows
+from coordinator.storage.restore import GAP, check_empty, check_target, restore_blobs, restore_rows
 from tacit.heads import KeptHead
 from tacit.reason import Reason
 from tests.support.databases import migrated
@@ -201,6 +202,61 @@ def test_old_backups_are_removed_and_what_others_name_stays(filled, store, folde
     assert {path.name for path in (folder / "parts").iterdir()} == named
 
 
+def test_a_clock_that_was_ahead_neither_removes_new_backups_nor_goes_before_them(filled, store, folder):
+    for days in (400, 401):
+        make(filled, store, folder, keep=2, now_ms=MADE_MS + days * 24 * HOUR_MS)
+    made = make(filled, store, folder, keep=2)
+    assert made.removed == 1
+    assert [each.manifest.made_ms for each in backup.snapshots(folder)] == [MADE_MS + 401 * 24 * HOUR_MS, MADE_MS]
+    assert backup.newest(folder) == made.snapshot
+    made.snapshot.check()
+    # Nor does one whose clock is behind.
+    again = make(filled, store, folder, keep=1, now_ms=MADE_MS - HOUR_MS)
+    assert [each.path for each in backup.snapshots(folder)] == [again.snapshot.path]
+    again.snapshot.check()
+
+
+def test_after_an_older_backup_was_restored_the_next_one_is_the_newest(filled, store, folder, tmp_path):
+    """Its journal is shorter than that of the history which was given up."""
+    older = make(filled, store, folder)
+    database = open_database(filled)
+    for number in range(100):
+        database.run_now(lambda s, number=number: records.note(s, "test", "north", number))
+    database.close()
+    given_up = make(filled, store, folder, now_ms=MADE_MS + 1)
+    url = f"sqlite:///{tmp_path / 'restored.db'}"
+    target, _ = restored(older.snapshot, url)
+    target.close()
+    made = make(url, store, folder, keep=2, now_ms=MADE_MS + 2)
+    assert made.snapshot.manifest.head_entry < given_up.snapshot.manifest.head_entry
+    assert backup.newest(folder) == made.snapshot
+    assert [each.path for each in backup.snapshots(folder)] == [given_up.snapshot.path, made.snapshot.path]
+
+
+def test_backups_are_in_the_order_of_their_numbers(filled, store, folder):
+    first = make(filled, store, folder).snapshot
+    assert first.path.name.startswith("snapshot-000001-")
+    # The number alone decides, also with more digits than usual, and of one whose content nobody can read.
+    first.path.rename(folder / first.path.name.replace("000001", "999999"))
+    second = make(filled, store, folder, now_ms=MADE_MS - 1).snapshot
+    assert second.path.name.startswith("snapshot-1000000-")
+    assert backup.newest(folder) == second
+    flip(second.path)
+    third = make(filled, store, folder, now_ms=MADE_MS - 2).snapshot
+    assert third.path.name.startswith("snapshot-1000001-")
+    assert backup.newest(folder) == third
+    # A name without a number goes before all others, so it removes nothing and is no default.
+    third.path.rename(folder / third.path.name.replace("1000001", "30000101T000000.000Z"))
+    with pytest.raises(BackupDamaged, match=second.path.name):
+        backup.newest(folder)
+    assert make(filled, store, folder).snapshot.path.name.startswith("snapshot-1000001-")
+    # Copied together from several folders: those of one number are in the order of their times.
+    names = [f"snapshot-2000000-2027{day:04}T080000.000Z-{'0' * 16}.json" for day in range(20)]
+    for name in names:
+        (folder / name).touch()
+    assert [path.name for path in backup._in_order(folder)][-20:] == names
+
+
 def test_a_damaged_older_backup_keeps_everything_in_place(filled, store, folder):
     make(filled, store, folder, keep=1)
     (old,) = folder.glob("snapshot-*")
@@ -372,8 +428,28 @@ def test_a_restore_killed_at_any_step_can_be_repeated(filled, store, folder, tmp
     assert kills >= 11
     database = open_database(target)
     assert database.run_now(lambda s: records.load_job(s, "desk")).version_number == 2
-    # Exactly once.
+    # Killed after the commit, it is repeated too, and everything is there exactly once.
+    before, found = rows(target), backup.newest(folder)
+    check_target(database, found)
+    done = restore_rows(found, database, revoke=(), now_ms=MADE_MS + HOUR_MS, by="op")
+    assert (done.rows, done.jobs, done.revoked) == (
+        sum(part.rows for part in found.manifest.tables),
+        (("desk", 2),),
+        (),
+    )
+    assert rows(target) == before
     assert [entry.kind for entry in database.run_now(records.journal)].count("restored") == 1
+    # It stands for this backup alone, as its rows were.
+    digest = found.manifest.head
+    for other in (
+        dataclasses.replace(found, path=found.path.with_stem("snapshot-000009-other")),
+        dataclasses.replace(found, manifest=found.manifest.model_copy(update={"head": digest[::-1]})),
+    ):
+        for act in (check_target, lambda database, of: restore_rows(of, database, revoke=(), now_ms=1, by="op")):
+            with pytest.raises(BackupRefused, match="not empty"):
+                act(database, other)
+    with pytest.raises(BackupRefused, match=r"already restored .* desk-north was not revoked"):
+        check_target(database, found, ("desk-north",))
     database.close()
 
 
