@@ -102,6 +102,7 @@ def test_an_entry_of_another_role_is_refused_wherever_it_comes_from(tmp_path, ro
 NAMES, HOLDERS = ("east", "west", "north"), ("k", "l", "m")
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(HOLDERS), st.sampled_from(list(Kind))), max_size=12))
 def test_the_list_has_every_key_that_a_roster_may_have_and_no_other(tmp_path_factory, acts):
     log = [entry(name, number, kind, key_of=f"{key}") for number, (name, key, kind) in enumerate(acts)]
