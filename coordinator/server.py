@@ -143,7 +143,7 @@ async def start(
     database = await _own_database(folder, config, metrics, stack, new_database, held, book.authorities)
     store = await _own(store or await _opened(config, folder, stack), database, stack, store_taken)
     runtime = _runtime(folder, database, store, metrics, anchors, await _spans(config, federation, stack), held)
-    runtime.roster = await _roster_log(folder, config, anchors, database, runtime.cosigned)
+    runtime.roster = await _roster_log(folder, config, anchors, runtime)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
@@ -181,13 +181,18 @@ async def start(
         ask=lambda asked: database.run(lambda s: ask(s, asked)),
     )
     renewals = Renewals(
-        anchors, database, member_lifetime=timedelta(days=config.member_days), count=counted(metrics.renewal)
+        anchors,
+        database,
+        acts=runtime.acts,
+        member_lifetime=timedelta(days=config.member_days),
+        count=counted(metrics.renewal),
     )
     operator = OperatorServicer(
         database=database,
         store=store,
         metrics=metrics,
         live=runtime,
+        acts=runtime.acts,
         federation=federation,
         root=anchors,
         enrolment_address=config.enrolment_address,
@@ -213,7 +218,7 @@ async def start(
         await server.start()
     await relay.start()
     await ports.refuse_tls_12(config)
-    await upkeep.look()
+    await upkeep.first_look()
     stack.callback(asyncio.create_task(upkeep.run()).cancel)
     await _say_serving(checks, metrics)
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
@@ -282,16 +287,16 @@ async def _roster_log(
     folder: CoordinatorFolder,
     config: CoordinatorConfig,
     anchors: Anchors,
-    database: Database,
-    told: Callable[[], None],
+    runtime: Runtime,
 ) -> RosterLog:
     log = RosterLog(
-        database,
+        runtime.database,
         anchors.trust.federation,
         lambda: server_identity(folder),
+        acts=runtime.acts,
         trust=lambda: anchors.history,
         witnesses=config.witnesses,
-        told=told,
+        told=runtime.cosigned,
     )
     await log.refresh()
     return log
