@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 
 from coordinator import descriptors, heap, ports
-from coordinator.authority import Anchors, check_not_behind, load_authorities
+from coordinator.authority import Anchors, check_not_behind, load_authorities, written
 from coordinator.closed import check_folder, check_storage
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.metrics import Metrics, watch_loop
@@ -133,7 +133,8 @@ async def start(
     """
     check_folder(folder)
     check_storage(config)
-    now = datetime.now(UTC)
+    # The stamp before the authorities are read: a command that changes them meanwhile leaves another one.
+    seen, now = written(folder), datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
     book = load_authorities(folder, now=now, passphrase=passphrase, elsewhere=config.authority_elsewhere)
     # Another coordinator may have locked the folder.
@@ -159,7 +160,7 @@ async def start(
     )
     # Port 0 took any free port, so put the bound ports into the configuration.
     config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
-    upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
+    upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase, seen=seen)
     runtime.membership_changed = upkeep.members_changed
 
     def counted(count: Callable[[str], None]) -> Callable[[str], None]:

@@ -50,14 +50,17 @@ class Upkeep:
         runtime: Runtime,
         metrics: Metrics,
         passphrase: bytes | None = None,
+        *,
+        seen: tuple[int, int],
     ) -> None:
+        """Creates it. `seen` is what `written` returned before the authorities in `anchors` were read."""
         self._folder = folder
         self._config = config
         self._anchors = anchors
         self._runtime = runtime
         self._metrics = metrics
         self._passphrase = passphrase
-        self._seen = written(folder)
+        self._seen = seen
         self._certificate_due = self._members_changed = True
         # The newest journal entry that was read.
         self._entry: int | None = None

@@ -15,7 +15,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from structlog.testing import capture_logs
 
-from coordinator import authority, pki, upkeep
+from coordinator import authority, pki, server, upkeep
+from coordinator.config import CoordinatorFolder
 from coordinator.storage import open_database, records
 from coordinator.storage.mark import Mark
 from edge_client.identity import renewal
@@ -401,6 +402,29 @@ def test_the_server_moves_to_the_next_authority_when_its_own_has_ended(tmp_path,
 
 
 # ---- upkeep
+
+
+def test_an_authority_that_is_rotated_while_the_coordinator_starts_is_taken_up(tmp_path, monkeypatch):
+    """After the folder was read, and before the first look."""
+    divided = server._divided
+
+    async def meanwhile(config, database):
+        authority.rotate(CoordinatorFolder(tmp_path / "coordinator"), now=datetime.now(UTC), own=party.authority(NEXT))
+        return await divided(config, database)
+
+    monkeypatch.setattr(server, "_divided", meanwhile)
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            await house.enrol("watcher", 9, monkeypatch)
+            async with asyncio.timeout(20):
+                while len(house.serving.runtime._verification.trust.roots) < 2:
+                    await house.database.run(lambda s: None)
+            north = await house.enrol("north", 2, monkeypatch)
+            made = x509.load_der_x509_certificate(north.certificate)
+            assert made.issuer == party.authority(NEXT).certificate.subject
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fault", ["authorities half copied", "a bug"])
