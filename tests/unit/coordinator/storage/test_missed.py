@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from coordinator.domain.jobs import JobStatus
+from coordinator.storage import missed as module
 from coordinator.storage import records
 from coordinator.storage.members import record_certificate, spend_token
 from coordinator.storage.missed import Missed, missed
@@ -50,3 +51,21 @@ def test_what_was_written_is_asked_for_once(database):
     expired = MS + int(timedelta(days=2).total_seconds() * 1000)
     database.run_now(lambda s: records.invite(s, "east", "t2", secret_hash(b"again"), expired + 1, expired))
     assert since(database, newest).ended == {"east"}
+
+
+def test_many_entries_are_looked_at_in_parts(database, monkeypatch):
+    monkeypatch.setattr(module, "_AT_ONCE", 3)
+
+    def work(s):
+        for name in ("north", "south"):
+            enrolled(s, name)
+            records.revoke_member(s, name, MS)
+
+    database.run_now(work)
+    newest, after, ended = database.run_now(records.head).id, 0, []
+    assert since(database).entry == 3
+    while (found := since(database, after)).entry != after:
+        after, ended = found.entry, [*ended, *sorted(found.ended)]
+    assert after == newest
+    # Those whose part has an invitation or a revocation of them; they are revoked by now.
+    assert set(ended) == {"north", "south"}
