@@ -74,7 +74,10 @@ def serve(
     except (CannotServe, RelayFailed, StorageError, WorkersFailed) as error:
         fail(str(error), ExitCode.FAILED)
     except OSError as error:
+        if error.filename is None:
+            # Not about a file: a bug of ours, to be seen as it is.
+            raise
         fail(
-            f"{error.filename or dir} cannot be read or written: {error.strerror}; check permissions and free space",
+            f"{error.filename} cannot be read or written: {error.strerror}; check permissions and free space",
             ExitCode.FAILED,
         )

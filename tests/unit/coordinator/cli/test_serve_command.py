@@ -3,7 +3,10 @@
 from datetime import timedelta
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator import server
+from coordinator.cli import app
 from coordinator.pki import AUTHORITY_LIFETIME, Authority
 from tests.support import party
 from tests.support.processes import command
@@ -35,3 +38,17 @@ def test_serve_ends_with_a_sentence(tmp_path, fault, code, says):
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_fault_of_ours_is_seen_as_it_is(tmp_path, monkeypatch):
+    """Python calls a timeout an error of the operating system, too."""
+    folder = party.coordinator_folder(tmp_path / "coordinator")
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    monkeypatch.setattr("toolkit.tls.tls_13_only", lambda: None)
+    monkeypatch.setattr("toolkit.logs.configure", lambda *_, **__: None)
+
+    async def late(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr(server, "serve", late)
+    assert isinstance(CliRunner().invoke(app, ["serve", "--dir", str(folder.path)]).exception, TimeoutError)
