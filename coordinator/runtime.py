@@ -2,6 +2,9 @@
 
 It implements `Live` for the operator's service. At a start it first closes in the database what a crash left open, then
 loads each job and starts its driver. Members reconnect by themselves and learn the current state.
+
+What services change runs to its end (`acts`). `catch_up`, which the upkeep calls, carries out what the database has and
+this process has not, because a commit's answer was lost or a command beside the server wrote it.
 """
 
 import asyncio
@@ -26,6 +29,7 @@ from coordinator.rounds.state import Aggregating, Parameters
 from coordinator.rounds.traced import JobTrace
 from coordinator.rounds.uploads import UploadDesk
 from coordinator.rounds.waiting import waiting
+from coordinator.services.acts import Acts
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
 from coordinator.services.live import JobChange, OperatorRefused
@@ -34,9 +38,11 @@ from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
-from coordinator.storage.errors import BlobMissing, StoreUnusable
+from coordinator.storage.errors import BlobMissing, StorageError, StoreUnusable
+from coordinator.storage.missed import missed
 from coordinator.storage.times import job_times
 from secure_agg.server import Seated
+from tacit.documents import DocumentInvalid
 from tacit.identity import Trust
 from tacit.job import JobDocument
 from tacit.measurement import Measurement
@@ -80,9 +86,16 @@ class Runtime:
         self.roster: RosterLog | None = None
         # Members' calls in progress, besides their sessions.
         self.calls = Calls()
+        # What callers asked for and has begun to change something.
+        self.acts = Acts()
+        # The journal's entry up to which this process has acted, and created jobs that have no driver yet.
+        self._acted_on = 0
+        self._not_driven: set[str] = set()
         self._verification = verification = Verification(root)
         self._federation = verification.trust.federation
-        self.corpora = Corpora(database, store, metrics, self._federation, None if spool is None else spool / "corpora")
+        self.corpora = Corpora(
+            database, store, metrics, self._federation, self.acts, None if spool is None else spool / "corpora"
+        )
         self._verify, self._key_of = verification.verify, verification.key_of
         self._changed = asyncio.Event()
 
@@ -94,14 +107,56 @@ class Runtime:
         for attempt in lost:
             log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
         self.corpora.start()
-        for stored in await self.database.run(records.load_jobs):
+        newest, jobs = await self.database.run(lambda session: (records.head(session), records.load_jobs(session)))
+        self._acted_on = newest.id
+        for stored in jobs:
             # Read the document in a thread, as it takes longer than the event loop may block.
             await self._start_job(stored, await self.store.apart.run(self._document, stored))
 
     async def stop(self) -> None:
-        """Ends every driver. Attempts in progress are lost, as in a crash, and the next start logs that."""
+        """Waits for acts under way, for a bounded time, then ends every driver.
+
+        Attempts in progress are lost, as in a crash, and the next start logs that.
+        """
+        # An act may need a driver, or start one.
+        await self.acts.end()
         await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
-        await self.corpora.stop()
+
+    async def catch_up(self) -> None:
+        """Carries out what the database has and this process has not. What is done already stays as it is.
+
+        It starts drivers of created jobs, disconnects members that are not enrolled, lets jobs go on without members
+        that withdrew, and deletes texts that count no longer.
+
+        Raises:
+            StorageError, DocumentInvalid: something could not be done. The next call tries it again.
+        """
+        after = self._acted_on
+        found = await self.database.run(lambda session: missed(session, after))
+        for member in sorted(found.ended & {*self.sessions.connected, *self.calls.callers}):
+            log.info("caught_up", member=member, what="disconnect")
+            await self.disconnect(member)
+        for member in sorted(found.withdrew):
+            await self.withdrawn(member)
+        if found.texts:
+            self.corpora.start()
+        self._acted_on = found.entry
+        self._not_driven |= found.jobs
+        failures = [failure for name in sorted(self._not_driven) if (failure := await self._driven(name)) is not None]
+        if failures:
+            raise failures[0]
+
+    async def _driven(self, name: str) -> StorageError | DocumentInvalid | None:
+        """Starts a job's driver unless it has one. Returns why it has none."""
+        try:
+            if name not in self.drivers:
+                stored = await self.database.run(lambda session: records.load_job(session, name))
+                if await self._start_job(stored, await self.store.apart.run(self._document, stored)):
+                    log.info("caught_up", job=name, what="start")
+        except (StorageError, DocumentInvalid) as error:
+            return error
+        self._not_driven.discard(name)
+        return None
 
     def _document(self, stored: records.StoredJob) -> JobDocument:
         what = f"the document of {stored.name}"
@@ -120,7 +175,8 @@ class Runtime:
         new_id = partial(secrets.token_bytes, SPAN_BYTES)
         return JobTrace(self._spans, self._federation, job, time.time_ns, new_id).counted
 
-    async def _start_job(self, stored: records.StoredJob, job: JobDocument) -> None:
+    async def _start_job(self, stored: records.StoredJob, job: JobDocument) -> bool:
+        """Starts a job's driver, and returns whether it had none."""
         self.fetchable.update((stored.document, *job.blobs, stored.version))
         parameters = Parameters(
             job=job,
@@ -160,6 +216,8 @@ class Runtime:
         if stored.evaluation is not None:
             self.metrics.evaluation(stored.name, accuracy=stored.evaluation.accuracy, loss=stored.evaluation.loss)
         # Nothing is awaited from here on: a withdrawal that the read before did not see finds the driver.
+        if stored.name in self.drivers:
+            return False
         driver = JobDriver(state_of(stored, parameters), ports)
         self.drivers[stored.name] = driver
         self._left_out[stored.name] = left_out
@@ -167,6 +225,7 @@ class Runtime:
         for session in self.sessions.connected.values():
             if _admits(session, stored.name):
                 self._connected(stored.name, session)
+        return True
 
     def certificate_of(self, digest: bytes) -> bytes | None:
         """Looks up what a roster names by digest: a certificate, or the keys of a member of an attempt in progress."""
@@ -274,13 +333,15 @@ class Runtime:
         self.sessions.end(member, reason)
         self.calls.end(member, reason)
         self.membership_changed()
-        if self.roster is not None:
-            await self.roster.refresh()
-        refusal = AttemptRefusal(reason, sentence(reason))
-        for driver in self.drivers.values():
-            # Stop waiting for its answer, as if the member had refused to continue.
-            if isinstance(driver.state.phase, Aggregating) and member in driver.state.phase.cohort:
-                driver.post(ev.Answered(member, AttemptMessage(driver.state.phase.attempt, refusal)))
+        try:
+            if self.roster is not None:
+                await self.roster.refresh()
+        finally:
+            refusal = AttemptRefusal(reason, sentence(reason))
+            for driver in self.drivers.values():
+                # Stop waiting for its answer, as if the member had refused to continue.
+                if isinstance(driver.state.phase, Aggregating) and member in driver.state.phase.cohort:
+                    driver.post(ev.Answered(member, AttemptMessage(driver.state.phase.attempt, refusal)))
 
     def cosigned(self) -> None:
         """Lets jobs go on that waited for the witnesses of the roster log."""

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # made at import
 
 from coordinator import descriptors, heap, ports
-from coordinator.authority import Anchors, check_not_behind, load_authorities
+from coordinator.authority import Anchors, check_not_behind, load_authorities, written
 from coordinator.closed import check_folder, check_storage
 from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.metrics import Metrics, watch_loop
@@ -133,7 +133,8 @@ async def start(
     """
     check_folder(folder)
     check_storage(config)
-    now = datetime.now(UTC)
+    # The stamp before the authorities are read: a command that changes them meanwhile leaves another one.
+    seen, now = written(folder), datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
     book = load_authorities(folder, now=now, passphrase=passphrase, elsewhere=config.authority_elsewhere)
     # Another coordinator may have locked the folder.
@@ -143,7 +144,7 @@ async def start(
     database = await _own_database(folder, config, metrics, stack, new_database, held, book.authorities)
     store = await _own(store or await _opened(config, folder, stack), database, stack, store_taken)
     runtime = _runtime(folder, database, store, metrics, anchors, await _spans(config, federation, stack), held)
-    runtime.roster = await _roster_log(folder, config, anchors, database, runtime.cosigned)
+    runtime.roster = await _roster_log(folder, config, anchors, runtime)
     await runtime.start()
     stack.push_async_callback(runtime.stop)
 
@@ -159,7 +160,7 @@ async def start(
     )
     # Port 0 took any free port, so put the bound ports into the configuration.
     config = config.model_copy(update={"enrolment_port": relay.port, "federation_port": federation_port})
-    upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase)
+    upkeep = Upkeep(folder, config, anchors, runtime, metrics, passphrase, seen=seen)
     runtime.membership_changed = upkeep.members_changed
 
     def counted(count: Callable[[str], None]) -> Callable[[str], None]:
@@ -181,13 +182,18 @@ async def start(
         ask=lambda asked: database.run(lambda s: ask(s, asked)),
     )
     renewals = Renewals(
-        anchors, database, member_lifetime=timedelta(days=config.member_days), count=counted(metrics.renewal)
+        anchors,
+        database,
+        acts=runtime.acts,
+        member_lifetime=timedelta(days=config.member_days),
+        count=counted(metrics.renewal),
     )
     operator = OperatorServicer(
         database=database,
         store=store,
         metrics=metrics,
         live=runtime,
+        acts=runtime.acts,
         federation=federation,
         root=anchors,
         enrolment_address=config.enrolment_address,
@@ -213,7 +219,7 @@ async def start(
         await server.start()
     await relay.start()
     await ports.refuse_tls_12(config)
-    await upkeep.look()
+    await upkeep.first_look()
     stack.callback(asyncio.create_task(upkeep.run()).cancel)
     await _say_serving(checks, metrics)
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
@@ -282,16 +288,16 @@ async def _roster_log(
     folder: CoordinatorFolder,
     config: CoordinatorConfig,
     anchors: Anchors,
-    database: Database,
-    told: Callable[[], None],
+    runtime: Runtime,
 ) -> RosterLog:
     log = RosterLog(
-        database,
+        runtime.database,
         anchors.trust.federation,
         lambda: server_identity(folder),
+        acts=runtime.acts,
         trust=lambda: anchors.history,
         witnesses=config.witnesses,
-        told=told,
+        told=runtime.cosigned,
     )
     await log.refresh()
     return log

@@ -54,8 +54,8 @@ __all__ = ["end_process", "lease_of", "tried_store"]
 
 log = structlog.get_logger("coordinator")
 
-# Pauses between two looks at the lease, and between two looks at the server's certificate.
-_LOOK_SECONDS, _CERTIFICATE_SECONDS = 0.4, 1800.0
+# Pauses between two looks at the lease, between two looks at the server's certificate, and after one that failed.
+_LOOK_SECONDS, _CERTIFICATE_SECONDS, _CERTIFICATE_AGAIN_SECONDS = 0.4, 1800.0, 60.0
 # A lease that was not renewed for so long is in doubt: at least one renewal is late.
 _DOUBT_SECONDS = RENEW_SECONDS + 2 * _LOOK_SECONDS
 # How long a refused call may take to hear of it when this standby is about to serve.
@@ -174,8 +174,8 @@ async def _stand_by(
     told(seen)
     room = WaitingRoom()
     await _listen(folder, config, metrics, stack, lambda: sentence, room)
-    looked = renewed = time.monotonic()
-    failed = ""
+    renewed, failed = time.monotonic(), ""
+    due = renewed + _CERTIFICATE_SECONDS
     waiting = asyncio.create_task(stop.wait())
     stack.callback(waiting.cancel)
     while not stop.is_set():
@@ -198,10 +198,23 @@ async def _stand_by(
             room.close()
         elif time.monotonic() - renewed > _DOUBT_SECONDS:
             room.open()
-        if time.monotonic() - looked > _CERTIFICATE_SECONDS:
-            looked = time.monotonic()
-            await asyncio.to_thread(_refresh, folder, config)
+        if time.monotonic() > due:
+            due = time.monotonic() + await _next_refresh(folder, config)
     return None
+
+
+async def _next_refresh(folder: CoordinatorFolder, config: CoordinatorConfig) -> float:
+    """Renews the server's certificate if it must be. Returns in how many seconds to do so again.
+
+    If it fails, as while `authority/` is copied from another machine, the present certificate serves on: a standby must
+    be there when it is needed.
+    """
+    try:
+        await asyncio.to_thread(_refresh, folder, config)
+    except Exception as error:  # noqa: BLE001  whatever it is, the lease matters more
+        log.error("server_certificate_not_renewed", error=str(error))
+        return _CERTIFICATE_AGAIN_SECONDS
+    return _CERTIFICATE_SECONDS
 
 
 def _refresh(folder: CoordinatorFolder, config: CoordinatorConfig) -> None:

@@ -1,12 +1,17 @@
-"""Periodic checks of a serving coordinator: its certificate, its authorities, revoked operators, certificate metrics.
+"""Periodic checks of a serving coordinator: revoked operators, changes that it missed, its authorities and certificate,
+figures.
 
-`coordinator authority` and `coordinator operator` work on the folder and the database beside the server, and their
-changes take effect here a few seconds later. When the authorities change, the coordinator first tells members, and only
-then lets the next authority issue. So connected members know that authority before they meet its first certificate.
+Commands on the machine work on the folder and the database beside the server, and their changes take effect here a few
+seconds later. So does what the database committed although its answer was lost (`Runtime.catch_up`). When the
+authorities change, the coordinator first tells members, and only then lets the next authority issue. So connected
+members know that authority before they meet its first certificate.
+
+A check that fails is logged and repeated, and keeps no other one from running.
 """
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +25,6 @@ from coordinator.runtime import Runtime
 from coordinator.services.credentials import refresh_server_certificate
 from coordinator.services.operators import end_over
 from coordinator.storage import mark, records
-from coordinator.storage.errors import StorageError
 from coordinator.storage.journal import newest_of
 from tacit.certificates import certificate_from_pem
 from tacit.messages import AuthoritiesChanged
@@ -46,62 +50,92 @@ class Upkeep:
         runtime: Runtime,
         metrics: Metrics,
         passphrase: bytes | None = None,
+        *,
+        seen: tuple[int, int],
     ) -> None:
+        """Creates it. `seen` is what `written` returned before the authorities in `anchors` were read."""
         self._folder = folder
         self._config = config
         self._anchors = anchors
         self._runtime = runtime
         self._metrics = metrics
         self._passphrase = passphrase
-        self._seen = written(folder)
-        self._members_changed = True
+        self._seen = seen
+        self._certificate_due = self._members_changed = True
         # The newest journal entry that was read.
         self._entry: int | None = None
+        # In this order: who must not go on, then who joined, then what reads and writes the folder.
+        self._checks: Mapping[str, Callable[[], Awaitable[None]]] = {
+            "operators": self._operators,
+            "missed": self._missed,
+            "roster": self._roster,
+            "authorities": self._authorities,
+            "certificate": self._certificate,
+            "figures": self._figures,
+            "journal": self._journal,
+        }
+        # By check: what was said of its failure, which repeats every few seconds.
+        self._said: dict[str, str] = {}
 
     def members_changed(self, _: object = None) -> None:
         """Lets the next check read all members again, as a certificate was issued or withdrawn."""
         self._members_changed = True
 
+    async def first_look(self) -> None:
+        """Runs every check once.
+
+        Raises:
+            Exception: what the first one that failed raised.
+        """
+        for failure in await self.look():
+            raise failure
+
     async def run(self) -> None:
-        """Runs until cancelled. A failing check is logged and repeated."""
-        looks, said = 0, ""
+        """Runs every check every two seconds, some of them less often, until it is cancelled."""
+        looks = 0
         while True:
-            try:
-                await self.look(certificate=looks % _CERTIFICATE_EVERY == 0, figures=looks % _FIGURES_EVERY == 0)
-                said = ""
-            except (OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError) as error:
-                # Log a failure once, although it repeats every few seconds.
-                if str(error) != said:
-                    log.error("upkeep_failed", error=str(error))
-                said = str(error)
+            await self.look(certificate=looks % _CERTIFICATE_EVERY == 0, figures=looks % _FIGURES_EVERY == 0)
             looks += 1
             await asyncio.sleep(_LOOK)
 
-    async def look(self, *, certificate: bool = True, figures: bool = True) -> None:
-        """Runs one check.
+    async def look(self, *, certificate: bool = True, figures: bool = True) -> list[Exception]:
+        """Runs every check once, and returns what failed, in order. The log has a failure once.
 
         Args:
             certificate: Whether to check the server's certificate.
             figures: Whether to read all members.
-
-        Raises:
-            OSError, AuthorityUnusable, LifetimeOutOfRange, StorageError: a check failed.
         """
-        if (now := written(self._folder)) != self._seen or self._anchors.book.is_outlived(datetime.now(UTC)):
-            await self._change()
-            self._seen = now
-            certificate = True
+        self._certificate_due |= certificate
+        self._members_changed |= figures
+        failures: list[Exception] = []
+        for name, check in self._checks.items():
+            try:
+                await check()
+            except Exception as error:  # noqa: BLE001  whatever it is, the other checks go on
+                failures.append(error)
+                if self._said.get(name) != str(error):
+                    log.error("upkeep_failed", check=name, error=str(error))
+                self._said[name] = str(error)
+            else:
+                self._said.pop(name, None)
+        return failures
+
+    async def _operators(self) -> None:
         await end_over(self._runtime.database, datetime.now(UTC))
+
+    async def _missed(self) -> None:
+        await self._runtime.catch_up()
+
+    async def _roster(self) -> None:
         if self._runtime.roster is not None:
             # Commands beside the server revoke members and import certificates.
             await self._runtime.roster.refresh()
-        if certificate:
-            await self._certificate()
-        if figures or self._members_changed:
-            self._members_changed = False
-            await self._figures()
-        # Do this last, so that a folder that cannot be written prevents no other check.
-        await self._journal()
+
+    async def _authorities(self) -> None:
+        if (now := written(self._folder)) != self._seen or self._anchors.book.is_outlived(datetime.now(UTC)):
+            await self._change()
+            self._seen = now
+            self._certificate_due = True
 
     async def _change(self) -> None:
         present = datetime.now(UTC)
@@ -125,12 +159,14 @@ class Upkeep:
         )
 
     async def _certificate(self) -> None:
+        if not self._certificate_due:
+            return
         book = self._anchors.book
         try:
             made = await asyncio.to_thread(
                 refresh_server_certificate, self._folder, self._config, book.serving, datetime.now(UTC)
             )
-        except (OSError, LifetimeOutOfRange) as error:
+        except (OSError, AuthorityUnusable, LifetimeOutOfRange) as error:
             log.error("server_certificate_not_renewed", error=str(error))
         else:
             if made:
@@ -142,6 +178,7 @@ class Upkeep:
             self._metrics.certificate_expires("next_authority", end)
         else:
             self._metrics.certificate_gone("next_authority")
+        self._certificate_due = False
 
     async def _journal(self) -> None:
         """Logs what commands beside the server wrote to the journal, and updates the folder's mark."""
@@ -165,6 +202,10 @@ class Upkeep:
         await asyncio.to_thread(mark.keep, self._folder.database_mark, self._config.database_url, newest)
 
     async def _figures(self) -> None:
+        if not self._members_changed:
+            return
+        self._members_changed = False
+
         def read(s: records.Session) -> tuple[dict[str, int], list[float]]:
             counts = Counter({status.value: 0 for status in records.MemberStatus})
             counts.update(member.status.value for member in records.members(s))

@@ -50,7 +50,7 @@ def serve(
     import time
 
     from coordinator.config import load_config
-    from coordinator.pki import AuthorityUnusable
+    from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
     from coordinator.relay.supervisor import RelayFailed
     from coordinator.server import CannotServe, serve
     from coordinator.services.member_lines import MemberLines
@@ -69,7 +69,15 @@ def serve(
             config = config.model_copy(update={"workers": workers})
         configure(config.log_format, first=(MemberLines(time.monotonic),))
         asyncio.run(serve(dir, config, new_database=new_database))
-    except (DocumentInvalid, AuthorityUnusable, NotPrivate) as error:
+    except (DocumentInvalid, AuthorityUnusable, LifetimeOutOfRange, NotPrivate) as error:
         fail(str(error), ExitCode.USAGE)
     except (CannotServe, RelayFailed, StorageError, WorkersFailed) as error:
         fail(str(error), ExitCode.FAILED)
+    except OSError as error:
+        if error.filename is None:
+            # Not about a file: a bug of ours, to be seen as it is.
+            raise
+        fail(
+            f"{error.filename} cannot be read or written: {error.strerror}; check permissions and free space",
+            ExitCode.FAILED,
+        )

@@ -13,6 +13,7 @@ Guarantees:
   rejected, becomes neither; it is deleted, and the member must send it again.
 - A file that no longer counts is deleted once no other answer names it: after the answer that replaces it, and at a
   start. Its row stays, and so does the signed statement.
+- A verdict, a refusal of the member and a deletion run to their end, whoever waits (`coordinator.services.acts`).
 - No member is refused for a fault of the disk. A partial file is not synced, so a power failure may damage it. Bytes
   that differ from the announced ones although the member may have sent them correctly are deleted, and requested again
   from the first byte.
@@ -28,13 +29,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from coordinator.corpus_rules import CorpusInvalid, RowsCheck, check_size, check_statement, ordered_of_members
 from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
+from coordinator.services.acts import Acts
 from coordinator.storage import records
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
@@ -118,6 +119,7 @@ class Corpora:
         store: BlobStore,
         metrics: Metrics,
         federation: bytes,
+        acts: Acts,
         folder: Path | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -128,6 +130,7 @@ class Corpora:
             store: Keeps files that count.
             metrics: Where answers are counted.
             federation: The federation's name, 32 bytes.
+            acts: Runs verdicts and deletions to their end.
             folder: The folder for partial files. None: a temporary folder that lasts as long as the process.
             now_ms: The clock, in milliseconds since the epoch.
         """
@@ -135,6 +138,7 @@ class Corpora:
         self._store = store
         self._metrics = metrics
         self._federation = federation
+        self._acts = acts
         self._now_ms = now_ms
         if folder is None:
             # The attribute keeps the folder alive.
@@ -163,13 +167,6 @@ class Corpora:
         self._reading = asyncio.Lock()
         # Jobs whose document this software cannot read; each is logged once.
         self._unreadable: set[str] = set()
-        # Verdicts and deletions, which run to their end even if no caller waits for them.
-        self._judging: set[asyncio.Task[Any]] = set()
-
-    async def stop(self) -> None:
-        """Waits for all verdicts and deletions in progress."""
-        while self._judging:
-            await asyncio.wait(self._judging)
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
@@ -213,9 +210,7 @@ class Corpora:
             with self._disk(job):
                 await self._ordered(job, member)
                 # Delete a withdrawn file even if the caller no longer waits for the answer.
-                task = asyncio.create_task(self._decline(job, member))
-                self._track(task)
-                return await asyncio.shield(task)
+                return await self._acts.run(self._decline(job, member), "decline a corpus", member=member)
         except _Refused as refusal:
             return refusal.receipt
 
@@ -236,13 +231,16 @@ class Corpora:
         return CorpusProgress()
 
     async def taken_back(self, files: Collection[bytes]) -> None:
-        """Deletes files that a withdrawal took back, unless they count elsewhere."""
-        for digest in files:
-            await self._release(digest)
+        """Deletes files that a withdrawal took back, unless they count elsewhere.
+
+        All of them are deleted even if the caller is cancelled while the store hangs at one.
+        """
+        if files:
+            await self._acts.run(self._delete(*files), "delete corpora")
 
     def start(self) -> None:
-        """Starts to delete files that no longer counted when the previous process ended."""
-        self._track(asyncio.create_task(self._sweep_uncounted()))
+        """Starts to delete files that count no longer and are still there, as their deletion failed or never began."""
+        self._acts.begin(self._sweep_uncounted(), "delete corpora")
 
     async def _sweep_uncounted(self) -> None:
         try:
@@ -259,9 +257,7 @@ class Corpora:
         it is being deleted.
         """
         if digest is not None:
-            task = asyncio.create_task(self._delete(digest))
-            self._track(task)
-            await asyncio.shield(task)
+            await self._acts.run(self._delete(digest), "delete corpora")
 
     async def _delete(self, *digests: bytes) -> None:
         """Deletes these files and those that could not be deleted before.
@@ -329,9 +325,8 @@ class Corpora:
         except _Refused as refusal:
             return self._told(offer, member, refusal.receipt)
         # The file is complete, and its verdict no longer depends on this call.
-        task = asyncio.create_task(self._verdict(partial, carried, offer, ordered, statement, certificate))
-        self._track(task)
-        receipt = await asyncio.shield(task)
+        verdict = self._verdict(partial, carried, offer, ordered, statement, certificate)
+        receipt = await self._acts.run(verdict, "judge a corpus", member=member)
         if receipt.reason == Reason.REASON_UPLOAD_INCOMPLETE and receipt.received == offer.size:
             # The file was complete but could not be kept, so the member will retry at once.
             await asyncio.sleep(_FULL_PAUSE)
@@ -429,16 +424,6 @@ class Corpora:
         if detail:
             raise _Refused(Reason.REASON_UPLOAD_INCOMPLETE, detail, received)
         return chunk
-
-    def _track(self, task: "asyncio.Task[Any]") -> None:
-        self._judging.add(task)
-        task.add_done_callback(self._judged)
-
-    def _judged(self, task: "asyncio.Task[Any]") -> None:
-        self._judging.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # The caller may be gone. A member that returns finds its complete file here.
-            log.error("storage_failed", detail=str(error))
 
     async def _verdict(
         self,

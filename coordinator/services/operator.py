@@ -5,6 +5,8 @@ that may make this call (`coordinator.services.operators.LEAST_ROLE`). The journ
 records an operator's act, with the operator's name, before the act is carried out. Stored state comes from the database
 and live state from `Live`. The service itself keeps none, so any number of operators may look and act at once.
 
+An act that has begun runs to its end even if the operator is gone (`coordinator.services.acts`).
+
 A refusal always carries a sentence, and a reason if the contract has one. Something that does not exist is NOT_FOUND.
 """
 # ruff: noqa: N802  the methods are named by operator.proto
@@ -26,6 +28,7 @@ from coordinator.authority import Anchors
 from coordinator.corpus_rules import ordered_of_members
 from coordinator.domain.jobs import Approvals, JobStatus, TrainingMetrics
 from coordinator.metrics import Metrics
+from coordinator.services.acts import Acts
 from coordinator.services.job_check import check_job
 from coordinator.services.live import JobChange, Live, OperatorRefused
 from coordinator.services.operators import need_role, operator_peer, say_cut_off
@@ -101,7 +104,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     Join tokens carry `enrolment_address` (host:port) and the first of `other_enrolment_addresses`, and are valid for
     `token_seconds`. `now_ms` is the clock, in milliseconds since the epoch. `lease` is the one under which this
-    coordinator serves, if it has one.
+    coordinator serves, if it has one. `acts` runs to its end what has begun.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         store: BlobStore,
         metrics: Metrics,
         live: Live,
+        acts: Acts,
         federation: bytes,
         root: x509.Certificate | Anchors,
         enrolment_address: str,
@@ -123,6 +127,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._store = store
         self._metrics = metrics
         self._live = live
+        self._acts = acts
         self._federation = federation
         self._root = root
         self._enrolment_address = enrolment_address
@@ -238,23 +243,32 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             )
             expires_ms = int(token.expires.timestamp() * 1000)
             hashed = secret_hash(token.secret)
-            await self._database.run(
-                lambda s: records.invite(s, token.member, token.id, hashed, expires_ms, now_ms, by=operator.name)
-            )
-            self._touch()
-            log.info("member_invited", member=token.member, token=token.id, operator=operator.name)
+
+            async def act() -> None:
+                await self._database.run(
+                    lambda s: records.invite(s, token.member, token.id, hashed, expires_ms, now_ms, by=operator.name)
+                )
+                self._touch()
+                log.info("member_invited", member=token.member, token=token.id, operator=operator.name)
+
+            await self._acts.run(act(), "InviteMember", operator=operator.name)
             return operator_pb2.InviteMemberResponse(token=token.format(), expires_ms=expires_ms)
 
     async def RevokeMember(self, request: operator_pb2.RevokeMemberRequest, context: Context) -> operator_pb2.Member:
         """Ends a membership: stores the revocation, then closes the session."""
         async with self._call(context, "RevokeMember") as operator:
             now_ms = self._now_ms()
-            member = await self._database.run(
-                lambda s: records.revoke_member(s, request.name, now_ms, by=operator.name)
-            )
-            await self._live.disconnect(request.name)
-            self._touch()
-            log.info("member_revoked", member=request.name, operator=operator.name)
+
+            async def act() -> records.StoredMember:
+                revoked = await self._database.run(
+                    lambda s: records.revoke_member(s, request.name, now_ms, by=operator.name)
+                )
+                await self._live.disconnect(request.name)
+                self._touch()
+                log.info("member_revoked", member=request.name, operator=operator.name)
+                return revoked
+
+            member = await self._acts.run(act(), "RevokeMember", operator=operator.name)
             return self._member(member, self._live.connected(), self._live.declined(), self._live.awaiting())
 
     async def WithdrawMember(
@@ -262,15 +276,20 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.WithdrawMemberResponse:
         """Records that a member withdrew, and lets every job in its scope go on without it."""
         async with self._call(context, "WithdrawMember") as operator:
-            now_ms, job = self._now_ms(), request.job or None
-            taken = await self._database.run(
-                lambda s: records.withdraw(s, request.name, job, now_ms, by=operator.name, dry_run=request.dry_run)
-            )
-            if not request.dry_run:
-                await self._live.withdrawn(request.name)
-                await self._live.taken_back(taken.texts)
-                self._touch()
-                log.info("member_withdrew", member=request.name, scope=job or "all", operator=operator.name)
+            now_ms, job, dry_run = self._now_ms(), request.job or None, request.dry_run
+
+            async def act() -> records.Withdrawal:
+                found = await self._database.run(
+                    lambda s: records.withdraw(s, request.name, job, now_ms, by=operator.name, dry_run=dry_run)
+                )
+                if not dry_run:
+                    await self._live.withdrawn(request.name)
+                    await self._live.taken_back(found.texts)
+                    self._touch()
+                    log.info("member_withdrew", member=request.name, scope=job or "all", operator=operator.name)
+                return found
+
+            taken = await self._acts.run(act(), "WithdrawMember", operator=operator.name)
             return operator_pb2.WithdrawMemberResponse(jobs=[held_to_pb(each) for each in taken.held])
 
     # ---- blobs ---------------------------------------------------------------------------------------------
@@ -361,8 +380,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 await self._database.run(lambda s: records.check_new_job(s, job.name))
             except JobExists as error:
                 raise OperatorRefused(Reason.REASON_NAME_TAKEN, error.sentence) from error
-            await self._act(job.name, operator.name, "create", document=request.document.hex())
-            await self._live.create_job(request.document, job)
+
+            async def act() -> None:
+                await self._note_act(job.name, operator.name, "create", document=request.document.hex())
+                await self._live.create_job(request.document, job)
+
+            await self._acts.run(act(), "CreateJob", operator=operator.name)
             return await self._present(job.name)
 
     async def _check_earlier(self, job: JobDocument, earlier: EarlierVersion) -> None:
@@ -396,8 +419,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 await _malformed(context, f"change {request.change} is unknown; use a client of this version")
             # Refuse an unknown job before the journal gets an entry about it.
             await self._database.run(lambda s: records.load_job(s, request.name))
-            await self._act(request.name, operator.name, change)
-            await self._live.change_job(request.name, change)
+
+            async def act() -> None:
+                await self._note_act(request.name, operator.name, change)
+                await self._live.change_job(request.name, change)
+
+            await self._acts.run(act(), "ChangeJob", operator=operator.name)
             return await self._present(request.name)
 
     async def RecordEvaluation(
@@ -432,11 +459,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 newest = records.load_job(s, request.job).evaluation
                 return newest
 
-            newest = await self._database.run(write)
-            if newest is not None:
-                self._metrics.evaluation(request.job, accuracy=newest.accuracy, loss=newest.loss)
-            self._touch()
-            log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator.name)
+            async def act() -> None:
+                newest = await self._database.run(write)
+                if newest is not None:
+                    self._metrics.evaluation(request.job, accuracy=newest.accuracy, loss=newest.loss)
+                self._touch()
+                log.info("evaluation_recorded", job=request.job, number=given.version_number, operator=operator.name)
+
+            await self._acts.run(act(), "RecordEvaluation", operator=operator.name)
             return operator_pb2.RecordEvaluationResponse()
 
     # ---- synthetic text ------------------------------------------------------------------------------------
@@ -528,7 +558,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         touched, self._touched = self._touched, asyncio.Event()
         touched.set()
 
-    async def _act(self, subject: str, operator: str, act: str, **fields: str) -> None:
+    async def _note_act(self, subject: str, operator: str, act: str, **fields: str) -> None:
         now_ms = self._now_ms()
         await self._database.run(
             lambda s: records.note(s, "operator_act", subject, now_ms, by=operator, act=act, **fields)

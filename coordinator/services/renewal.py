@@ -9,7 +9,8 @@ The steps, in this order:
 
 The key may be the current one (other members' pins name keys) or a new one. Repeating a request costs nothing: until
 half of a certificate's lifetime is over, the same key gets the same certificate. Requests of one member are answered
-one after the other, so that many at once make no more certificates than one.
+one after the other, so that many at once make no more certificates than one. A request whose turn has come is answered
+to its end, so the log names whoever renews, however quickly the caller goes away.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from coordinator.authority import Anchors
 from coordinator.pki import KeyElsewhere, LifetimeOutOfRange, RequestUnsuitable, certify_request
+from coordinator.services.acts import Acts
 from coordinator.services.enrolment import key_fingerprint
 from coordinator.storage import records
 from coordinator.storage.database import Database
@@ -82,6 +84,7 @@ class Renewals:
         anchors: Anchors,
         database: Database,
         *,
+        acts: Acts,
         member_lifetime: timedelta,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         count: Callable[[str], None] = lambda outcome: None,
@@ -91,12 +94,14 @@ class Renewals:
         Args:
             anchors: The authorities; the newest one issues certificates.
             database: Keeps members' certificates.
+            acts: Runs to its end what has begun.
             member_lifetime: How long a member's certificate is valid.
             clock: Returns the current time, with its time zone.
             count: Called once per request with "granted" or the reason's word.
         """
         self._anchors = anchors
         self._database = database
+        self._acts = acts
         self._member_lifetime = member_lifetime
         self._clock = clock
         self._count = count
@@ -122,17 +127,25 @@ class Renewals:
         Raises:
             RenewalRefused: the request holds no suitable key, the member was revoked meanwhile, or it asks too often.
         """
-        lock = self._answering.setdefault(caller.identity.name, asyncio.Lock())
-        try:
-            async with lock:
+        member = caller.identity.name
+        turn = self._answering.setdefault(member, asyncio.Lock())
+
+        async def act() -> tuple[bytes, ...]:
+            try:
                 renewed = await self._renew(caller, request, software_version)
-        except RenewalRefused as refusal:
-            self._count(word(refusal.reason))
-            log.warning("renewal_refused", member=caller.identity.name, reason=word(refusal.reason))
-            raise
-        if request:
-            self._count("granted")
-        return renewed
+            except RenewalRefused as refusal:
+                self._count(word(refusal.reason))
+                log.warning("renewal_refused", member=member, reason=word(refusal.reason))
+                raise
+            finally:
+                turn.release()
+            if request:
+                self._count("granted")
+            return renewed
+
+        # A caller that goes away gives its place up.
+        await turn.acquire()
+        return await self._acts.run(act(), "Renew", member=member)
 
     async def _renew(self, caller: Certificate, request: bytes, software_version: str) -> tuple[bytes, ...]:
         name, book = caller.identity.name, self._anchors.book

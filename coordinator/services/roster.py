@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy.orm import Session
 
 from coordinator.domain.witnessed import Witnessed
+from coordinator.services.acts import Acts
 from coordinator.storage import roster
 from coordinator.storage.database import Database
 from coordinator.storage.journal import newest_ms
@@ -61,6 +62,7 @@ class RosterLog:
         federation: bytes,
         signer: Signer,
         *,
+        acts: Acts,
         trust: Callable[[], Trust],
         witnesses: Collection[bytes] = (),
         told: Callable[[], None] = lambda: None,
@@ -73,6 +75,7 @@ class RosterLog:
             database: Holds the log.
             federation: The federation's name, 32 bytes.
             signer: Returns the server's present key and certificate (DER).
+            acts: Runs to its end what has begun.
             trust: Returns the authorities whose members may cosign.
             witnesses: The Ed25519 keys that may cosign, 32 bytes each.
             told: Called in the event loop when one member less waits for the witnesses: they have signed its newest
@@ -83,6 +86,7 @@ class RosterLog:
         self._database = database
         self._federation = federation
         self._signer = signer
+        self._acts = acts
         self._trust = trust
         self._witnesses = frozenset(witnesses)
         self._now_ms = now_ms
@@ -287,9 +291,14 @@ class RosterLog:
             size = len(self._tree)
             if cosignature.size > size or self._tree.root(cosignature.size) != cosignature.root:
                 raise HeadInvalid(f"the cosignature is of another log: this one has {size} entries and other roots")
-        await self._database.run(lambda s: roster.cosigned(s, cosignature, member))
-        if not member:
-            self._note_signature(cosignature)
+        if member:
+            await self._database.run(lambda s: roster.cosigned(s, cosignature, member))
+        else:
+            await self._acts.run(self._signed_by_witness(cosignature), "Witness")
+
+    async def _signed_by_witness(self, cosignature: Cosignature) -> None:
+        await self._database.run(lambda s: roster.cosigned(s, cosignature))
+        self._note_signature(cosignature)
 
     def _note_signature(self, cosignature: Cosignature) -> None:
         newest = (cosignature.size, cosignature.at_ms)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from coordinator.rounds.driver import JobDriver
 from coordinator.rounds.uploads import UploadDesk
+from coordinator.services.acts import Acts
 from coordinator.services.calls import Calls
 from coordinator.services.corpora import Corpora
 from coordinator.services.roster import RosterLog
@@ -28,6 +29,8 @@ class Running(Protocol):
     # The roster log, if the coordinator keeps one.
     roster: RosterLog | None
     calls: Calls
+    # What callers asked for and has begun to change something.
+    acts: Acts
     drivers: dict[str, JobDriver]
     # Digests that members may fetch: job documents, the blobs that they name, and published versions.
     fetchable: set[bytes]

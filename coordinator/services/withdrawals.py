@@ -1,7 +1,8 @@
 """Takes members' withdrawals, asked for by the member itself or by an operator.
 
 The database has it before anybody hears of it: who asked, the marks, and the member's text that counts no longer. Then
-every job goes on without the member (`withdrawn`), and only then does the caller get an answer.
+every job goes on without the member (`withdrawn`), and only then does the caller get an answer. Once the database is
+asked, all of it happens, even if the caller does not wait.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ async def take_own(
         caller: The verified certificate of the calling member.
         message: The request.
         now_ms: The time.
-        turn: Held while the database is asked, and not while the store deletes files, which may hang.
+        turn: Held while the database is asked, and not while the store deletes files, which may hang. A caller that
+            goes away gives its place up.
 
     Raises:
         WithdrawalRefused: it is not what this caller signed, or names no job of this coordinator.
@@ -57,16 +59,24 @@ async def take_own(
     request = _checked(federation, caller, message)
     proof = records.Proof(message.statement, message.signature, caller.der)
     member = request.member
-    async with turn:
+
+    async def act() -> records.Withdrawal:
         try:
-            taken = await running.database.run(lambda s: records.withdraw(s, member, request.job, now_ms, proof=proof))
-        except NotFound as error:
-            raise WithdrawalRefused(
-                f"this coordinator has no job named {request.job}; `edge_client run --list` shows its jobs"
-            ) from error
-        await running.withdrawn(member)
-    await running.corpora.taken_back(taken.texts)
-    log.info("member_withdrew", member=member, scope=request.job or "all", jobs=len(taken.held))
+            found = await running.database.run(lambda s: records.withdraw(s, member, request.job, now_ms, proof=proof))
+            await running.withdrawn(member)
+        finally:
+            turn.release()
+        await running.corpora.taken_back(found.texts)
+        log.info("member_withdrew", member=member, scope=request.job or "all", jobs=len(found.held))
+        return found
+
+    await turn.acquire()
+    try:
+        taken = await running.acts.run(act(), "Withdraw", member=member)
+    except NotFound as error:
+        raise WithdrawalRefused(
+            f"this coordinator has no job named {request.job}; `edge_client run --list` shows its jobs"
+        ) from error
     entry = taken.entry
     if entry is None:
         raise RuntimeError("a withdrawal with a request has an entry")

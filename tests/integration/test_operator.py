@@ -31,6 +31,7 @@ from coordinator.domain.validation import Estimate, Measured, Validation
 from coordinator.metrics import Metrics
 from coordinator.pki import Authority, key_pem, pem
 from coordinator.runtime import Runtime
+from coordinator.services.acts import Acts
 from coordinator.services.credentials import federation_credentials
 from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job, watch_pause
@@ -221,6 +222,7 @@ async def started(tmp: Path) -> AsyncIterator[House]:
         store=store,
         metrics=metrics,
         live=rounds,
+        acts=Acts(),
         federation=federation_of(root),
         root=root,
         enrolment_address="example.org:7440",

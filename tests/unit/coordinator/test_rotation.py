@@ -13,9 +13,12 @@ import grpc.aio
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from structlog.testing import capture_logs
 
-from coordinator import authority, pki, upkeep
+from coordinator import authority, pki, server, upkeep
+from coordinator.config import CoordinatorFolder
 from coordinator.storage import open_database, records
+from coordinator.storage.mark import Mark
 from edge_client.identity import renewal
 from edge_client.identity.connection import open_channel
 from edge_client.identity.doctor import Status, examine
@@ -28,7 +31,7 @@ from tacit.messages import AuthoritiesChanged, Hello, Welcome
 from tacit.reason import Reason
 from tacit.status import reason_of
 from tacit.v1 import federation_pb2 as pb
-from tacit.v1 import federation_pb2_grpc
+from tacit.v1 import federation_pb2_grpc, operator_pb2, operator_pb2_grpc
 from tests.support import party
 from tests.support.housed import housed
 
@@ -396,3 +399,82 @@ def test_the_server_moves_to_the_next_authority_when_its_own_has_ended(tmp_path,
             assert chain[0].not_valid_after_utc > Later.now(UTC)
 
     asyncio.run(scenario())
+
+
+# ---- upkeep
+
+
+def test_an_authority_that_is_rotated_while_the_coordinator_starts_is_taken_up(tmp_path, monkeypatch):
+    """After the folder was read, and before the first look."""
+    divided = server._divided
+
+    async def meanwhile(config, database):
+        authority.rotate(CoordinatorFolder(tmp_path / "coordinator"), now=datetime.now(UTC), own=party.authority(NEXT))
+        return await divided(config, database)
+
+    monkeypatch.setattr(server, "_divided", meanwhile)
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            await house.enrol("watcher", 9, monkeypatch)
+            async with asyncio.timeout(20):
+                while len(house.serving.runtime._verification.trust.roots) < 2:
+                    await house.database.run(lambda s: None)
+            north = await house.enrol("north", 2, monkeypatch)
+            made = x509.load_der_x509_certificate(north.certificate)
+            assert made.issuer == party.authority(NEXT).certificate.subject
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["authorities half copied", "a bug"])
+def test_a_failing_check_keeps_no_other_one_from_running(tmp_path, monkeypatch, fault):
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            north, runtime = await house.enrol("north", 2, monkeypatch), house.serving.runtime
+            credentials = grpc.ssl_channel_credentials(
+                pki.pem(party.authority().certificate),
+                key_pem(party.key(3)),
+                pki.pem(party.operator_on_record(house.database)),
+            )
+            channel = grpc.aio.secure_channel(house.address, credentials)
+            async with channel, house.stub(north) as stub:
+                call = stub.Session()
+                await call.write(wire.to_coordinator(Hello(1, "0.1.0", b"p" * 16)))
+                assert isinstance(wire.from_coordinator(await call.read()), Welcome)
+                watching = operator_pb2_grpc.OperatorServiceStub(channel).Watch(operator_pb2.StatusRequest())
+                await watching.read()
+                with capture_logs() as logs:
+                    if fault == "a bug":
+                        monkeypatch.setattr(upkeep, "written", _broken)
+                    else:
+                        house.folder.authorities.write_bytes(b"{")
+                    async with asyncio.timeout(20):
+                        while not any(line["event"] == "upkeep_failed" for line in logs):
+                            await house.database.run(lambda s: None)
+                    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+                    await house.database.run(lambda s: records.revoke_operator(s, "op", now_ms))
+                    await house.database.run(lambda s: records.revoke_member(s, "north", now_ms))
+                    async with asyncio.timeout(20):
+                        # Streams of a revoked operator and a revoked member end, the figures and the mark follow.
+                        assert await watching.code() is not grpc.StatusCode.OK
+                        while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                            pass
+                        while house.serving.metrics.value("members", status="revoked") != 1:
+                            await house.database.run(lambda s: None)
+                        while _mark(house) != (await house.database.run(records.head)).id:
+                            pass
+                # The log has the failure once, although it repeats.
+                (failed,) = [line for line in logs if line["event"] == "upkeep_failed"]
+                assert failed["check"] == "authorities"
+            assert not runtime.sessions.connected
+
+    asyncio.run(scenario())
+
+
+def _broken(_folder):
+    raise RuntimeError("a bug")
+
+
+def _mark(house) -> int:
+    return Mark.from_json(house.folder.database_mark.read_bytes()).entry

@@ -268,9 +268,10 @@ def looked(monkeypatch):
 
     async def look(self, **which):
         mine = list(queues)
-        await real(self, **which)
+        failures = await real(self, **which)
         for queue in mine:
             queue.put_nowait(None)
+        return failures
 
     async def wait():
         queue = asyncio.Queue()

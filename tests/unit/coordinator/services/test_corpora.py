@@ -88,7 +88,7 @@ class House:
             self.metrics,
             self.federation,
             anchors,
-            Renewals(anchors, self.database, member_lifetime=timedelta(days=1)),
+            Renewals(anchors, self.database, acts=self.runtime.acts, member_lifetime=timedelta(days=1)),
         )
         self.servicer = members
         operators = OperatorServicer(
@@ -96,6 +96,7 @@ class House:
             store=self.store,
             metrics=self.metrics,
             live=self.runtime,
+            acts=self.runtime.acts,
             federation=self.federation,
             root=anchors,
             enrolment_address="example.org:7440",
@@ -461,7 +462,7 @@ async def test_the_verdict_on_a_complete_file_does_not_depend_on_the_call(house)
     await call.done_writing()
     await asyncio.wait_for(judging.wait(), 20)
     call.cancel()
-    stopping = asyncio.create_task(house.runtime.corpora.stop())
+    stopping = asyncio.create_task(house.runtime.acts.end())
     go_on.set()
     await asyncio.wait_for(stopping, 20)
     assert (await north.status()).complete
@@ -752,7 +753,7 @@ async def test_a_file_that_cannot_be_deleted_is_deleted_at_the_next_start(house)
     assert hashlib.sha256(FILE).hexdigest() in house.blobs()
     await house.restart()
     await house.runtime.start()
-    await house.runtime.corpora.stop()
+    await house.runtime.acts.end()
     assert house.blobs() == {job.digest().hex()}
 
 
@@ -809,6 +810,64 @@ async def test_a_cancelled_decline_still_deletes_and_blocks_uploads_meanwhile(ho
 
 
 @housed
+async def test_all_files_that_a_cancelled_withdrawal_took_back_are_deleted(house):
+    """The store hangs at the first one for longer than the member waits."""
+    job, files = await house.job(), []
+    for name in ("north", "south", "east"):
+        data = corpus_file([(f"of {name}", "a")])
+        assert (await house.member(name).give(job, data)).complete
+        taken = await house.database.run(lambda s: records.withdraw(s, name, None, 5))  # noqa: B023  awaited
+        assert taken.texts == (hashlib.sha256(data).digest(),)
+        files += taken.texts
+    remove, begun, on = house.store.remove, threading.Event(), threading.Event()
+
+    def slow(digest):
+        begun.set()
+        assert on.wait(20)
+        return remove(digest)
+
+    house.store.remove = slow
+    taking = asyncio.create_task(house.runtime.taken_back(files))
+    assert await asyncio.to_thread(begun.wait, 20)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    on.set()
+    await house.runtime.acts.end()
+    assert house.blobs() == {job.digest().hex()}
+
+
+@housed
+async def test_a_file_is_deleted_although_the_answer_about_its_row_was_lost(house):
+    """The database has what a member wrote last, and nobody here has heard of it."""
+    job, north, south = await house.job(), house.member("north"), house.member("south")
+    other = statement_of(OTHER, job, federation=house.federation, member="south")
+    offered = records.CorpusOffered(
+        digest=other.corpus,
+        size=len(OTHER),
+        rows=other.rows,
+        promise=other.promise,
+        statement=other.canonical(),
+        signature=b"signature",
+        certificate=b"certificate",
+    )
+    lost = {
+        north: lambda s: records.decline_corpus(s, "questions", "north", 5),
+        south: lambda s: records.keep_corpus(s, "questions", "south", offered, 5),
+    }
+    for member, work in lost.items():
+        data = corpus_file([(f"of {member.name}", "a")])
+        assert (await member.give(job, data)).complete
+        await house.runtime.catch_up()
+        await house.runtime.acts.end()
+        assert hashlib.sha256(data).hexdigest() in house.blobs()
+        assert await house.database.run(work)
+        await house.runtime.catch_up()
+        await house.runtime.acts.end()
+        assert hashlib.sha256(data).hexdigest() not in house.blobs()
+
+
+@housed
 async def test_a_stored_file_whose_row_is_rejected_is_deleted(house):
     job, north = await house.job(), house.member("north")
     store = corpora_service._store
@@ -823,7 +882,7 @@ async def test_a_stored_file_whose_row_is_rejected_is_deleted(house):
             refused(await north.give(job, FILE), NOT_WANTED)
     finally:
         corpora_service._store = store
-    await house.runtime.corpora.stop()
+    await house.runtime.acts.end()
     assert await house.rows() == []
     assert house.blobs() == {job.digest().hex()}
 
@@ -840,7 +899,7 @@ async def test_an_invalid_file_deletes_no_blob_with_its_digest(house):
     await call.write(pb.CorpusUpload(data=data))
     await call.done_writing()
     refused(await call, INVALID, "line 1")
-    await house.runtime.corpora.stop()
+    await house.runtime.acts.end()
     assert house.store.get(job.digest()) == data
 
 

@@ -407,7 +407,9 @@ def test_what_was_dealt_to_each_of_a_cohort_is_encoded_in_turn():
 @housed
 async def test_the_certificate_of_an_advertisement_is_looked_up_in_the_roster_log(house):
     """A member may show any certificate that the authority signed, and so also one that is not in the log."""
-    from_now = RosterLog(house.database, federation_of(house.root), lambda: (party.key(1), b""), trust=lambda: None)
+    signer = lambda: (party.key(1), b"")  # noqa: E731
+    acts = house.runtime.acts
+    from_now = RosterLog(house.database, federation_of(house.root), signer, acts=acts, trust=lambda: None)
     house.runtime.roster = from_now
     seen, driver = [], house.runtime.drivers["questions"]
     post = driver.post

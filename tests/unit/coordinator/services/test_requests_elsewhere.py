@@ -11,6 +11,7 @@ from cryptography.x509.oid import NameOID
 
 from coordinator.authority import Anchors, AuthorityBook
 from coordinator.pki import Authority
+from coordinator.services.acts import Acts
 from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.storage import records
 from coordinator.storage.members import record_certificate, spend_token
@@ -61,7 +62,8 @@ def database(tmp_path):
 
 def renewals(database):
     away = Authority(authority().certificate, None)
-    return Renewals(Anchors(AuthorityBook.of(away)), database, member_lifetime=timedelta(days=14), clock=lambda: LATER)
+    anchors, lifetime = Anchors(AuthorityBook.of(away)), timedelta(days=14)
+    return Renewals(anchors, database, acts=Acts(), member_lifetime=lifetime, clock=lambda: LATER)
 
 
 def renew(database, number=2):

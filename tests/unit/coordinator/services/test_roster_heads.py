@@ -5,6 +5,7 @@ And how much of the log the witnesses have signed.
 
 import asyncio
 import hashlib
+import threading
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
 from coordinator.domain.witnessed import Witnessed
+from coordinator.services.acts import Acts
 from coordinator.services.roster import RosterLog
 from coordinator.storage import records, roster
 from coordinator.storage.database import open_database
@@ -37,7 +39,9 @@ def database(tmp_path):
 def coordinator(database, ahead_ms):
     """A started coordinator's log, on a machine whose clock is ahead by so much, and its clock."""
     clock = [NOW + ahead_ms]
-    log = RosterLog(database, b"f" * 32, lambda: (KEY, b"certificate"), trust=lambda: None, now_ms=lambda: clock[0])
+    log = RosterLog(
+        database, b"f" * 32, lambda: (KEY, b"certificate"), acts=Acts(), trust=lambda: None, now_ms=lambda: clock[0]
+    )
     asyncio.run(log.refresh())
     return log, clock
 
@@ -80,7 +84,9 @@ def test_a_flood_asks_the_database_once_a_second(database, monkeypatch):
         return await run(work)
 
     monkeypatch.setattr(database, "run", counted)
-    log = RosterLog(database, b"f" * 32, lambda: (KEY, b"certificate"), trust=lambda: None, clock=lambda: clock.now)
+    log = RosterLog(
+        database, b"f" * 32, lambda: (KEY, b"certificate"), acts=Acts(), trust=lambda: None, clock=lambda: clock.now
+    )
 
     async def flood():
         found = await asyncio.gather(*(log.since(0) for _ in range(50)))
@@ -124,11 +130,12 @@ class Watched:
     """A coordinator whose log has witnesses, with a clock; `told` counts what it passed on."""
 
     def __init__(self, database, witnesses=KEYS):
-        self.now, self.told, self.heard = NOW, 0, asyncio.Event()
+        self.now, self.told, self.heard, self.acts = NOW, 0, asyncio.Event(), Acts()
         self.log = RosterLog(
             database,
             FEDERATION,
             lambda: (KEY, b"certificate"),
+            acts=self.acts,
             trust=lambda: Trust(FEDERATION, ()),
             witnesses=witnesses,
             told=self._told,
@@ -150,6 +157,34 @@ class Watched:
 
     def entry_of(self, certificate, member):
         return asyncio.run(self.log.entry_of(sha256(certificate), member))
+
+
+def test_a_signature_counts_although_its_witness_went_away_meanwhile(database, monkeypatch):
+    """The database keeps it. So it must count here, too, and not only from the next start on."""
+    enter(database, "north")
+    watched = Watched(database, KEYS[:1])
+    storing, go_on, real = asyncio.Event(), threading.Event(), roster.cosigned
+
+    async def run():
+        loop = asyncio.get_running_loop()
+
+        def slow(*how):
+            loop.call_soon_threadsafe(storing.set)
+            assert go_on.wait(20)
+            real(*how)
+
+        monkeypatch.setattr(roster, "cosigned", slow)
+        made = Cosignature.by_witness(watched.log.head().head, WITNESSES[0], watched.now)
+        call = asyncio.create_task(watched.log.cosigned(cosignature_to_pb(made)))
+        await storing.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        go_on.set()
+        await watched.acts.end()
+
+    asyncio.run(run())
+    assert watched.log.witnessed() == Witnessed(1, frozenset(), KEYS[0])
 
 
 def test_a_certificate_is_newer_until_every_witness_has_signed_it(database):

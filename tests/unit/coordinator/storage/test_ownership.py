@@ -346,13 +346,14 @@ def test_a_folder_has_no_marks(houses, tmp_path):
 
 
 def test_text_that_a_member_took_back_is_not_deleted_from_anothers_prefix(houses):
+    from coordinator.services.acts import Acts
     from coordinator.services.corpora import Corpora
 
     house, stranger = houses(), houses("stranger")
     house.claim()
     house.note()
     digest = house.store.put(b"the same words")
-    corpora = [Corpora(each.database, each.store, None, b"f" * 32, None) for each in (stranger, house)]
+    corpora = [Corpora(each.database, each.store, None, b"f" * 32, Acts()) for each in (stranger, house)]
     with pytest.raises(StoreNotOwned):
         corpora[0]._remove(digest)
     assert house.store.has(digest)
