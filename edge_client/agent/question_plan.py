@@ -175,9 +175,12 @@ class QuestionPlan:
         for label in question.breakdown or (None,):
             whose = "" if label is None else f" of the rows of {json.dumps(label, ensure_ascii=False)}"
             say(f"    loss (cut to {question.loss_bound:g}), right answers and number{whose}")
-        if isinstance(job.mechanism, OwnDiscreteGaussian) and question.rows == "all":
-            most = metric_noise(job.mechanism).max_units
-            say(f"  has room for {most:,} rows of a member; of more, a part is measured")
+        # A member that is one unit measures all its rows.
+        counted = {"example": "rows", "person": "persons"}
+        mechanism = job.mechanism
+        if isinstance(mechanism, OwnDiscreteGaussian) and question.rows == "all" and mechanism.unit in counted:
+            most = metric_noise(mechanism).max_units
+            say(f"  has room for {most:,} {counted[mechanism.unit]} of a member; of more, a part is measured")
 
 
 def question_plan(

@@ -65,6 +65,21 @@ def test_it_says_where_all_rows_are_measured(member, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        ("example", "  has room for 30 rows of a member; of more, a part is measured\n"),
+        ("person", "  has room for 30 persons of a member; of more, a part is measured\n"),
+        # All rows are one unit, for which there is always room.
+        ("member", None),
+    ],
+)
+def test_it_says_for_how_many_units_there_is_room(member, tmp_path, unit, said):
+    job = asked(tmp_path, rows="all", noise={"std": 150.0, "unit": unit, "max_units": 30})
+    text = shown(question_plan(job, job.question, member), member)
+    assert (said in text) if said else ("room for" not in text)
+
+
 def test_a_policy_without_metrics_and_one_whose_budget_is_too_small_refuse(member, tmp_path):
     job = asked(tmp_path)
     for limit, code, said in (
