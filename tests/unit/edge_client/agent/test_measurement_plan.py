@@ -14,6 +14,7 @@ from edge_client.policy.policy import Policy
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer
 from learning.text.data import Example
+from tacit.rounding import rounded_up
 from tests.support import party
 from tests.support.measurements import bundled, measuring, varied
 
@@ -51,9 +52,8 @@ def test_it_shows_the_version_the_rows_the_numbers_and_the_price_and_charges_not
     assert "those that it keeps back from every training (validation_share 0.1)" in text
     assert text.count("loss (cut to 5), right answers and number") == (3 if by else 1)
     assert ('of the rows of "b"' in text) == (by == "label")
-    assert (
-        f"epsilon {plan.epsilon:.3g} for the whole answer; the policy lets all metrics and measurements spend 2" in text
-    )
+    costs = f"epsilon {rounded_up(plan.epsilon):g} for the whole answer"
+    assert f"{costs}; the policy lets all metrics and measurements spend 2" in text
     assert text.endswith("`edge_client run` would answer")
     assert not ledger_path(member.home, member.data_name).exists()
 
