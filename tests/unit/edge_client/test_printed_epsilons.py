@@ -1,22 +1,36 @@
 """Each sentence of a member rounds what something costs up, and what is left down."""
 
+import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from edge_client.agent.auditing import _signed
+from edge_client.agent.own_model import Fetched
+from edge_client.agent.runner import Member
 from edge_client.agent.watching import LogWatcher
 from edge_client.cli.ledger import _spent
 from edge_client.cli.withdraw import _own_lines
+from edge_client.identity.home import MemberIdentity
 from edge_client.ledger.budget import Figures
 from edge_client.ledger.by_person import Counted
 from edge_client.ledger.chain import LimitNumbers
 from edge_client.ledger.gate import Gate
 from edge_client.ledger.replay import LedgerState, month_of
+from edge_client.policy.policy import Policy
 from edge_client.withdrawal.record import OwnPart, Spent
 from learning.accounting.events import DiscreteGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
+from learning.auditing.report import Outcome, Report
+from learning.auditing.statistics import Guesses
+from learning.text.data import Example
+from tacit.manifest import Manifest
+from tests.support import party
+from tests.support.fleet import job_document
 
 
 @pytest.mark.parametrize(
@@ -63,3 +77,15 @@ def test_a_refusal_of_the_gate(multiplier: float) -> None:
         assert exact <= float(printed) < exact * 1.001
         enough = Gate(numbers.model_copy(update={"epsilon": float(printed)}), None)
         assert enough.refusal(LedgerState(), event, month_of(0)) is None
+
+
+def test_an_audit_that_leaves_says_what_was_charged_with_one_digit(tmp_path: Path) -> None:
+    """All digits of it, with a known rate, would reveal how many rows this member has."""
+    party.member_home(tmp_path, "localhost:7441")
+    member = Member(tmp_path, MemberIdentity.load(tmp_path), Policy(), [Example("one", "a")], "cpu")
+    job = job_document()
+    fetched = Fetched(job, Manifest.of({"a": np.zeros(1, np.float32)}), b"", 2, bytes(32), b"", {}, {}, None)
+    found = Outcome("canaries", "version-2", 1.2341, 0.3, 5.0, Guesses(40, 16, 9), 0.9875, 0.5, 0.0)
+    report = Report(job.name, job.digest(), {2: bytes(32)}, 1e-6, 0.95, [found])
+    statement = json.loads(_signed(report, fetched, member).statement)
+    assert (statement["claim"], statement["lower_bound"]) == (2.0, 0.3)
