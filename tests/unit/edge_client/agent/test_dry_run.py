@@ -32,6 +32,7 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DpSgd
 from tacit.messages import Assignment
+from tacit.rounding import rounded_up
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
@@ -70,6 +71,13 @@ def test_correlated_noise_is_shown_with_its_memory_and_the_rounds_that_may_fail(
     assert "its last rows of noise take 1.5 MB of memory" in shown
     # Two classes of 64 steps: 128 steps for 90.
     assert "at most 12 rounds fail after you sent your vector" in shown
+    # The job is one event, so no round has a price of its own.
+    plan = plan_of(job, MANIFEST, member)
+    assert plan.epsilon_of_all_rounds is not None
+    price = f"epsilon {rounded_up(plan.epsilon_of_all_rounds):g} for the job"
+    assert f"{price}, charged before its first round, by dp-sgd; the policy's limit" in shown
+    assert "epsilon a round" not in shown
+    assert " a round, " not in shown
 
 
 @pytest.mark.parametrize(
