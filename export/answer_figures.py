@@ -12,9 +12,11 @@ Definitions:
   gives the same for a to z; it drops all other letters, which we keep.
 - Exact match is the share of answers that equal a reference, but for runs of white space and Unicode's composed form.
 
-An interval is a percentile bootstrap at 95 % (Efron 1979) over prompts: all rows of one prompt are drawn together,
-since they are alike. It holds for prompts drawn independently, and for a version that was not chosen on the same file.
-It says nothing of another training with other seeds.
+The interval of exact match is that of Wilson 1927 at 95 %. The others are percentile bootstraps at 95 % (Efron 1979)
+over prompts: all rows of one prompt are drawn together, since they are alike. Draws of one prompt are all the same, and
+a figure that is no finite number has no ends, so neither has an interval. If all prompts have one figure, a bootstrap
+is a point, and says nothing of prompts that the file does not hold. Intervals hold for prompts drawn independently, and
+for a version that was not chosen on the same file. They say nothing of another training with other seeds.
 """
 
 import math
@@ -25,6 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from export.figures import wilson
 
 __all__ = [
     "RESAMPLES",
@@ -48,7 +52,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and the ends of its 95 % interval."""
+    """A figure and the ends of its 95 % interval, which are NaN if it has none."""
 
     value: float
     low: float
@@ -121,6 +125,7 @@ def token_figures(
         raise ValueError("no response has a token to predict; give rows with responses")
     columns = np.stack([losses, correct, counts], axis=1).astype(np.float64)
     sums = columns if prompts is None else _by_prompt(columns, prompts)
+    sums = sums[sums[:, 2] > 0]
     loss = _bootstrap(sums, lambda total: float(total[0] / total[2]), seed)
     return TokenFigures(
         loss=loss,
@@ -148,13 +153,11 @@ def answer_figures(answers: Sequence[str], references: Sequence[Sequence[str]], 
     if not all(references):
         raise ValueError("a prompt has no reference; give at least one for each prompt")
     best = np.array([rouge_l(each, right) for each, right in zip(answers, references, strict=True)])
-    same = np.array(
-        [any(same_text(each, one) for one in right) for each, right in zip(answers, references, strict=True)]
-    )
+    same = sum(any(same_text(each, one) for one in right) for each, right in zip(answers, references, strict=True))
     return AnswerFigures(
         bleu=_bootstrap(_bleu_counts(answers, references), _bleu, seed),
         rouge_l=_mean(best, seed),
-        exact_match=_mean(same.astype(np.float64), seed),
+        exact_match=Estimate(same / len(answers), *wilson(same, len(answers))),
         answers=len(answers),
         references=sum(map(len, references)),
     )
@@ -230,14 +233,17 @@ def _by_prompt(columns: Vector, prompts: Sequence[object]) -> Vector:
 
 def _bootstrap(rows: Vector, figure: Callable[[Vector], float], seed: int) -> Estimate:
     """A figure of the sum of all rows (N, k), and the percentiles of that of `RESAMPLES` draws of N rows."""
+    value = figure(rows.sum(axis=0))
+    if len(rows) < 2 or not math.isfinite(value):
+        return Estimate(value, math.nan, math.nan)
     draws = np.random.Generator(np.random.Philox(seed))
     # How often each row is drawn. Multinomial counts need no (RESAMPLES, N) indices.
     times = draws.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=RESAMPLES)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
+        # Another figure's column may hold numbers that are not finite.
         drawn = np.array([figure(total) for total in times @ rows])
-    # A draw of rows without any token has no figure.
-    low, high = np.percentile(drawn[np.isfinite(drawn)], [_TAIL, 100 - _TAIL])
-    return Estimate(figure(rows.sum(axis=0)), float(low), float(high))
+    low, high = np.percentile(drawn, [_TAIL, 100 - _TAIL])
+    return Estimate(value, float(low), float(high))
 
 
 def _exp(value: float) -> float:

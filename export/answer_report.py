@@ -16,7 +16,7 @@ __all__ = ["all_lines", "best_of", "figures_json", "headline", "stored", "versio
 
 
 def figures_json(found: WritingFigures) -> dict[str, Any]:
-    """Returns the figures as JSON, each with its 95 % interval."""
+    """Returns the figures as JSON, each with the ends of its 95 % interval; null for a number that there is not."""
     tokens = found.tokens
     shown: dict[str, Any] = {
         "loss": _number(tokens.loss.value),
@@ -77,8 +77,9 @@ def all_lines(found: WritingFigures, _width: int) -> list[str]:
 
 
 def best_of(found: Sequence[WritingFigures]) -> int:
-    """Returns the index of the lowest loss; of equals, the first."""
-    return min(range(len(found)), key=lambda at: found[at].tokens.loss.value)
+    """Returns the index of the lowest loss; of equals, the first. A loss that is no number is the highest."""
+    losses = [each.tokens.loss.value for each in found]
+    return min(range(len(found)), key=lambda at: math.inf if math.isnan(losses[at]) else losses[at])
 
 
 def versions_lines(numbers: Sequence[int], found: Sequence[WritingFigures]) -> list[str]:
@@ -119,9 +120,11 @@ def versions_lines(numbers: Sequence[int], found: Sequence[WritingFigures]) -> l
             "best" if at == best else "",
         )
     top = found[best]
-    inside = sum(each.tokens.loss.value <= top.tokens.loss.high for each in found) - 1
     said = [f"best: version {numbers[best]}, {headline(top)}"]
-    if inside:
+    inside = sum(each.tokens.loss.value <= top.tokens.loss.high for each in found) - 1
+    if math.isnan(top.tokens.loss.high):
+        said.append("no version has an interval, so this file may not rank them")
+    elif inside:
         others = f"{inside} other versions have losses" if inside > 1 else "1 other version has a loss"
         said.append(f"{others} in its 95 % interval, so this file may not rank them")
         said.append("measure the version that you choose on another file")
@@ -144,6 +147,8 @@ def _answers_json(found: AnswerFigures) -> dict[str, Any]:
 
 
 def _between(found: Estimate, style: str) -> str:
+    if math.isnan(found.low):
+        return "no interval"
     return f"{found.low:{style}} to {found.high:{style}}"
 
 

@@ -40,6 +40,7 @@ from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import FedAvg, keeps_anything, keeps_state
 from tacit.model import RvaeModel
 from tacit.prompt import Cloze, Generate, Head, NoInjection, PromptedModel, reads_pairs, writes
+from tacit.rounding import rounded_up
 
 __all__ = ["Asked", "Baseline", "Report", "Tried", "check_job", "check_rows", "read_rows", "try_job", "try_kept"]
 
@@ -448,7 +449,7 @@ class _Heads:
             self.made(head, out=self.out)
             for epsilon in dict.fromkeys((None, self.situation.epsilon)):
                 spec = suggest(head, replace(self.situation, epsilon=epsilon, values=None)).job
-                named = "no noise" if epsilon is None else f"epsilon {epsilon:.3g}"
+                named = "no noise" if epsilon is None else f"epsilon {rounded_up(epsilon):g}"
                 yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec))
         except TrainingCancelled:
             self.report("the time did not suffice for a head on the frozen encoder beside the job; give more --minutes")

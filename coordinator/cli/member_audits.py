@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit.rounding import rounded_down, rounded_up
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
 
@@ -117,16 +118,16 @@ def check_version(job: str, number: int, version: bytes, audits: Sequence[Audite
         worst = max(above, key=lambda each: each.lower_bound)
         fail(
             f"version {number} of {job} is above its claim: a member's audit proves an epsilon of at least "
-            f"{worst.lower_bound:.3g} where {worst.claim:.3g} is claimed, or its own updates betray it; find out "
-            "why, or export it with --despite-audit",
+            f"{rounded_down(worst.lower_bound):g} where {worst.claim:g} is claimed, or its own updates betray it; find "
+            "out why, or export it with --despite-audit",
             ExitCode.ABOVE_CLAIM,
         )
     if of_it and not any(each.verdict == "sound" for each in of_it):
         best = max(of_it, key=lambda each: each.possible - each.claim)
         fail(
             f"no audit of version {number} of {job} can tell: {best.canaries} canaries prove an epsilon of at most "
-            f"{best.possible:.3g}, and {best.claim:.3g} is claimed; ask a member with more canaries or more rows, or "
-            "export it with --despite-audit",
+            f"{rounded_up(best.possible):g}, and {best.claim:g} is claimed; ask a member with more canaries or more "
+            "rows, or export it with --despite-audit",
             ExitCode.REFUSED,
         )
     if not of_it:

@@ -28,8 +28,8 @@ from tacit.passport import (
     SuccessorFacts,
     VersionFacts,
     WithdrawalFacts,
-    rounded_up,
 )
+from tacit.rounding import rounded_up
 
 __all__ = ["ExportUnknown", "JobHistory", "export_facts"]
 
@@ -190,7 +190,7 @@ class JobHistory:
             spend = SpendFacts(
                 reported=reported,
                 withheld=summed - reported,
-                largest_epsilon=None if epsilon is None else rounded_up(epsilon),
+                largest_epsilon=None if epsilon is None else rounded_up(epsilon, 1),
                 delta=fields.get("delta"),
             )
         return {

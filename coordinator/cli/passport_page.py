@@ -22,6 +22,7 @@ from tacit.passport import (
     VersionFacts,
     WithdrawalFacts,
 )
+from tacit.rounding import rounded_down
 from toolkit.text import clean
 
 __all__ = [
@@ -88,8 +89,8 @@ def audit_text(audit: AuditFacts) -> str:
     verdict = {"sound": "sound", "above-claim": "ABOVE THE CLAIM", "cannot-tell": "cannot tell"}[audit.verdict]
     return (
         f"A member audited version {audit.number}: {verdict}. {audit.canaries} canaries prove an epsilon of at least "
-        f"{audit.lower_bound:.3g} at {audit.confidence:.0%} confidence and delta {audit.delta:g}, and could have "
-        f"proved {audit.possible:.3g}; it was charged at most {audit.claim:g}."
+        f"{rounded_down(audit.lower_bound):g} at {audit.confidence:.0%} confidence and delta {audit.delta:g}, and "
+        f"could have proved {rounded_down(audit.possible):g}; it was charged at most {audit.claim:g}."
     )
 
 

@@ -16,6 +16,7 @@ from tacit.job import EarlierVersion, JobDocument
 from tacit.limits import MAX_NAME
 from tacit.mechanism import NoMechanism
 from tacit.question import kind_of
+from tacit.rounding import rounded_up
 from tacit.v1 import federation_pb2, operator_pb2
 
 __all__ = [
@@ -277,9 +278,9 @@ def restart_lines(restart: Restart, member: str) -> Iterator[str]:
         return
     yield (
         f"  {restart.reported.members} members of the newest sum with reports said what their sums had cost them, "
-        f"{restart.reported.sums} or more each: no more than epsilon {restart.reported.epsilon:.3g} at delta "
-        f"{restart.reported.delta:g}. So the new rounds cost a member that reported at most epsilon {bound[0]:.3g} at "
-        f"delta {bound[1]:g} more. A member whose limit that passes declines."
+        f"{restart.reported.sums} or more each: no more than epsilon {rounded_up(restart.reported.epsilon):g} at delta "
+        f"{restart.reported.delta:g}. So the new rounds cost a member that reported at most epsilon "
+        f"{rounded_up(bound[0]):g} at delta {bound[1]:g} more. A member whose limit that passes declines."
     )
 
 

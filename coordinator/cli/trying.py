@@ -10,6 +10,7 @@ import typer
 
 from coordinator.cli.backbone import FOLDER
 from coordinator.cli.common import Dir, Json, Operator, operator_at_hand, table
+from tacit.rounding import rounded_up
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
@@ -284,7 +285,8 @@ def _print(job: "JobSpec", report: "Report", target: Path, private: bool, as_jso
         f"by, {test} rows to test on."
     )
     if report.epsilon is not None:
-        typer.echo(f"All noised recipes keep epsilon {report.epsilon:.3g} at delta {report.delta:g} for every member.")
+        kept = f"epsilon {rounded_up(report.epsilon):g} at delta {report.delta:g}"
+        typer.echo(f"All noised recipes keep {kept} for every member.")
     lines = [["-", each.name, f"{100 * each.validation:.1f}", "-", "-"] for each in report.baselines]
     for each in report.tried[:_MAX_ROWS]:
         accuracy = "-" if each.validation is None else f"{100 * each.validation:.1f}"

@@ -101,6 +101,11 @@ def _c(name: str, more: str = "", *, job: bool = True) -> str:
     return f"{_C}{name}{{{_JOB if job else _HERE}{more}}}"
 
 
+def _rounded_up(epsilon: str) -> str:
+    """Return a query for an epsilon in hundredths, since Grafana would round it to the nearest number."""
+    return f"ceil({epsilon} * 100) / 100"
+
+
 def _increase(series: str) -> str:
     return f"increase({series}[$__rate_interval])"
 
@@ -327,11 +332,12 @@ _PRIVACY = Row(
     (
         Panel(
             "Epsilon by job",
-            "Largest and median epsilon that members reported. The ledgers that limit it are on the members' machines.",
+            "Largest and median epsilon that members reported, in hundredths, rounded up. The ledgers that limit it "
+            "are on the members' machines.",
             "none",
             (
-                Query(f"max by (job) ({_c('privacy_epsilon_largest')})", "{{job}}, largest"),
-                Query(f"max by (job) ({_c('privacy_epsilon_median')})", "{{job}}, median"),
+                Query(_rounded_up(f"max by (job) ({_c('privacy_epsilon_largest')})"), "{{job}}, largest"),
+                Query(_rounded_up(f"max by (job) ({_c('privacy_epsilon_median')})"), "{{job}}, median"),
             ),
         ),
         Panel(
@@ -685,18 +691,19 @@ MEMBER = Board(
             (
                 Panel(
                     "Budget left",
-                    "Share of the privacy budget that is left, by the gate.",
+                    "Share of the privacy budget that is left, by the gate, in tenths of a per cent, rounded down.",
                     "percentunit",
-                    (Query(_e("privacy_share_left"), "{{instance}}"),),
+                    # Grafana rounds to the nearest, and shows no more digits than these of a share.
+                    (Query(f"floor({_e('privacy_share_left')} * 1000) / 1000", "{{instance}}"),),
                     "stat",
                     most=1,
                 ),
                 Panel(
                     "Epsilon",
-                    "Epsilon charged and reserved in the ledger, and its limit.",
+                    "Epsilon charged and reserved in the ledger, in hundredths, rounded up, and its limit.",
                     "none",
                     (
-                        Query(_e("privacy_epsilon_spent"), "{{instance}}, spent"),
+                        Query(_rounded_up(_e("privacy_epsilon_spent")), "{{instance}}, spent"),
                         Query(_e("privacy_epsilon_limit"), "{{instance}}, limit"),
                     ),
                     width=16,

@@ -249,7 +249,7 @@ def _signed(report: "Report", found: Fetched, member: Member) -> "SignedAudit":
     """What may leave of an audit: the verdict, and the result of the planted canaries, signed."""
     from learning.auditing.planted import TESTS
     from tacit.audit import AuditStatement, sign_audit
-    from tacit.passport import rounded_up
+    from tacit.rounding import rounded_up
 
     on = f"version-{found.number}"
     planted = next(each for each in report.outcomes if (each.attack, each.on) == ("canaries", on))
@@ -257,7 +257,7 @@ def _signed(report: "Report", found: Fetched, member: Member) -> "SignedAudit":
         raise TypeError("a version that was charged has a claim")
     identity = member.identity
     # The exact one, with a known rate, would reveal how many examples this member has.
-    claim = rounded_up(planted.claim)
+    claim = rounded_up(planted.claim, 1)
     statement = AuditStatement(
         federation=identity.federation,
         member=identity.member,

@@ -51,6 +51,7 @@ from tacit.method import OwnVocabulary, keeps_anything, keeps_state, private_par
 from tacit.model import PluginModel, PromptedModel, RvaeModel, TransformerModel, described
 from tacit.prompt import SOURCES, reads_pairs, writes
 from tacit.reason import Reason, sentence
+from tacit.rounding import rounded_up
 from tacit.v1 import federation_pb2 as pb
 from tacit.v1 import federation_pb2_grpc
 from tacit.vector import layout_of
@@ -247,7 +248,8 @@ class Plan:
     manifest: Manifest
     # Why the member would refuse the job. Without any, it would take part.
     refusals: tuple[str, ...]
-    # The cost of one round, and of all rounds together, at the policy's delta. None: the job promises nothing.
+    # The cost of one round, and of all rounds together, at the policy's delta. None: the job promises nothing. A job
+    # with correlated noise is charged as a whole in its first round, so both are its price.
     epsilon_a_round: float | None = None
     epsilon_of_all_rounds: float | None = None
     # Only for a prompted job.
@@ -510,7 +512,8 @@ def _cost_of_histogram(job: JobDocument, member: Member) -> str:
         return "none"
     event = histogram_event(order.histogram_std, len(job.labels), limit.adjacency)
     try:
-        return f"epsilon {epsilon_at_gate(event, limit.delta, limit.adjacency):.3g} alone, at delta {limit.delta:g}"
+        alone = rounded_up(epsilon_at_gate(event, limit.delta, limit.adjacency))
+        return f"epsilon {alone:g} alone, at delta {limit.delta:g}"
     except EventUnaccountable as error:
         return f"there is no formula for it here, so all labels get equal parts ({error})"
 
@@ -701,6 +704,19 @@ def _show_work(job: JobDocument, member: Member, say: Callable[[str], None]) -> 
         say(f"  protects persons: {persons.sentence}")
 
 
+def _price(plan: Plan, member: Member) -> str:
+    """Says what the job costs beside the policy's limit."""
+    if plan.epsilon_a_round is None or plan.epsilon_of_all_rounds is None:
+        return "no epsilon: this job adds no noise and promises no differential privacy"
+    job, policy = plan.job, member.policy
+    one, every = rounded_up(plan.epsilon_a_round), rounded_up(plan.epsilon_of_all_rounds)
+    costs = f"epsilon {one:g} a round, {every:g} for all {job.rounds.count} rounds"
+    if isinstance(job.mechanism, DpSgd) and job.mechanism.band > 1:
+        costs = f"epsilon {every:g} for the job, charged before its first round"
+    limit = f"the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
+    return f"{costs}, by {job.mechanism.name}; {limit}"
+
+
 def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> None:
     job = plan.job
     _show_work(job, member, say)
@@ -731,14 +747,7 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     sizes = sorted({job.rounds.min_members, job.rounds.target_members})
     told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
     say(f"  bytes a round: {', '.join(told)}")
-    if plan.epsilon_a_round is None:
-        say("  no epsilon: this job adds no noise and promises no differential privacy")
-    else:
-        policy, rounds = member.policy, job.rounds.count
-        say(
-            f"  epsilon {plan.epsilon_a_round:.3g} a round, {plan.epsilon_of_all_rounds:.3g} for all {rounds} rounds, "
-            f"by {job.mechanism.name}; the policy's limit for the data is {policy.epsilon:g}, at delta {policy.delta:g}"
-        )
+    say(f"  {_price(plan, member)}")
     if job.metrics is not None:
         say(f"  {NOTHING_MEASURED if plan.metrics is None else plan.metrics.sentence}")
     if member.policy.measures:

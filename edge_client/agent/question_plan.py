@@ -23,6 +23,7 @@ from tacit.measurement import Measurement, metric_noise
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.model import described
 from tacit.question import Question
+from tacit.rounding import rounded_up
 from tacit.survey import Survey
 from tacit.vector import layout_of
 
@@ -142,8 +143,8 @@ class QuestionPlan:
         if self.epsilon is not None:
             most = questions.allowance_for(policy, self.question)
             say(
-                f"  epsilon {self.epsilon:.3g} for the whole answer; the policy lets all {most.spenders} spend "
-                f"{most.epsilon:g}, of which {self.spent or 0:.3g} is spent, and all jobs "
+                f"  epsilon {rounded_up(self.epsilon):g} for the whole answer; the policy lets all {most.spenders} "
+                f"spend {most.epsilon:g}, of which {rounded_up(self.spent or 0):g} is spent, and all jobs "
                 f"{policy.epsilon:g}, at delta {policy.delta:g}"
             )
         for refusal in self.refusals:
@@ -175,9 +176,12 @@ class QuestionPlan:
         for label in question.breakdown or (None,):
             whose = "" if label is None else f" of the rows of {json.dumps(label, ensure_ascii=False)}"
             say(f"    loss (cut to {question.loss_bound:g}), right answers and number{whose}")
-        if isinstance(job.mechanism, OwnDiscreteGaussian) and question.rows == "all":
-            most = metric_noise(job.mechanism).max_units
-            say(f"  has room for {most:,} rows of a member; of more, a part is measured")
+        # A member that is one unit measures all its rows.
+        counted = {"example": "rows", "person": "persons"}
+        mechanism = job.mechanism
+        if isinstance(mechanism, OwnDiscreteGaussian) and question.rows == "all" and mechanism.unit in counted:
+            most = metric_noise(mechanism).max_units
+            say(f"  has room for {most:,} {counted[mechanism.unit]} of a member; of more, a part is measured")
 
 
 def question_plan(

@@ -17,6 +17,7 @@ from learning.mechanisms.contribution import Update
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
 from tacit.reason import FINISHED, Reason, sentence, word
+from tacit.rounding import percent_left, rounded_down, rounded_up
 from toolkit.console import printable
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class LogWatcher:
 
     def privacy(self, figures: Figures) -> None:
         """Logs what the ledger says now."""
-        left = f"{figures.share_left:.4f}"
-        log.info("privacy", epsilon=f"{figures.epsilon:.4g}", limit=figures.limit, share_left=left)
+        left = f"{rounded_down(figures.share_left, 4):g}"
+        log.info("privacy", epsilon=f"{rounded_up(figures.epsilon, 4):g}", limit=figures.limit, share_left=left)
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""
@@ -145,8 +146,9 @@ class TerminalWatcher:
         """Prints what the ledger says now."""
         if figures.epsilon:
             left = max(0.0, 1 - figures.epsilon / figures.limit)
-            month = f", {figures.share_left:.0%} this month" if figures.share_left < left - 0.005 else ""
-            self._line(f"privacy: spent epsilon {figures.epsilon:.3g} of {figures.limit:g}; {left:.0%} left{month}")
+            month = f", {percent_left(figures.share_left)} this month" if figures.share_left < left - 0.005 else ""
+            spent = f"{rounded_up(figures.epsilon):g} of {figures.limit:g}"
+            self._line(f"privacy: spent epsilon {spent}; {percent_left(left)} left{month}")
 
     def encoded(self, attempt: AttemptId, vector: NDArray[np.uint32]) -> None:
         """The vector is about to be masked."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_client.cli.options import Home, Json, SecondText, SkipInvalid
+from tacit.rounding import percent_left, rounded_up
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def _print(summary: dict[str, Any]) -> None:
     if summary["jobs"]:
         table = Table("job", "releases", "epsilon of this job alone")
         for job in summary["jobs"]:
-            table.add_row(job["job"], str(job["releases"]), f"{job['epsilon_alone']:.3g}")
+            table.add_row(job["job"], str(job["releases"]), f"{rounded_up(job['epsilon_alone']):g}")
         console.print(table)
     if summary.get("approvals"):
         table = Table("job", "document", "decision", "steward's key", "signed (UTC)", "valid until")
@@ -378,7 +379,7 @@ def _moment(at_ms: int) -> str:
 def _spent(figures: dict[str, Any], limit: float, at: str = "") -> str:
     """Says how much of the limit is spent and left."""
     left = max(0.0, 1 - figures["epsilon"] / limit)
-    return f"epsilon {figures['epsilon']:.3g} of {limit:g}{at}; {left:.0%} left"
+    return f"epsilon {rounded_up(figures['epsilon']):g} of {limit:g}{at}; {percent_left(left)} left"
 
 
 def _verdict_json(where: str, verdict: "LedgerVerdict") -> dict[str, Any]:

@@ -8,6 +8,7 @@ import typer
 
 from edge_client.cli.options import Home, Json, PersonCount
 from edge_client.cli.privacy import counted_units
+from tacit.rounding import rounded_up
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
@@ -296,8 +297,8 @@ def _cost(
     units = "persons" if unit_of_job(job) == "person" else "examples"
     again = "; every further attempt of a round counts as another round" if protection.each_attempt else ""
     sentence = (
-        f"{job.rounds.count} rounds with {examples} {units} cost an untouched ledger epsilon {least:.3g} at delta "
-        f"{limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}"
+        f"{job.rounds.count} rounds with {examples} {units} cost an untouched ledger epsilon {rounded_up(least):g} at "
+        f"delta {limit.delta:g}, as its gate counts; the policy allows {_limits(policy)}"
         f"{'' if job.question is None else _of_question(policy, job.question)}{again}"
     )
     if job.metrics is not None:

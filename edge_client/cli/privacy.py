@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edge_client.cli.options import Json, PersonCount
+from tacit.rounding import rounded_down, rounded_up
 from toolkit.console import ExitCode, fail, print_json, printable
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def _print_rows(
         "EPSILON": [f"{row.epsilon:g}" for row in rows],
         "NOISE": [_digits(row.gate) for row in rows],
         "NOISE (ALL SHARES)": [_digits(row.central) for row in rows] if central else [],
-        "EPSILON A ROUND": [_digits(1 / row.gate if row.gate else None) for row in rows] if laplace else [],
+        "EPSILON A ROUND": [_below(row.gate) for row in rows] if laplace else [],
         "NOISE STD": [_digits(row.std) for row in rows] if with_std else [],
         "NOISE : UPDATE": [_digits(row.noise_to_signal) for row in rows],
     }
@@ -317,7 +318,7 @@ def _print_job(
     described = _described(mechanism, setting, steps)
     _echo(f"Job {job.name}: {described}, {cost.adjacency} neighbours of one {mechanism.unit}")
     _echo(
-        f"To pass your ledger, all rounds together need a limit of epsilon {_digits(cost.gate)} "
+        f"To pass your ledger, all rounds together need a limit of epsilon {rounded_up(cost.gate):g} "
         f"at delta {setting.delta:g}."
     )
     _echo_table(
@@ -405,7 +406,7 @@ def _histogram_remark(job: "JobDocument | JobSpec", setting: "Setting") -> str |
     event = histogram_event(order.histogram_std, len(job.labels), adjacency)
     return (
         "When the job is finished, the histogram of your labels is charged too: alone it costs epsilon "
-        f"{_digits(epsilon_at_gate(event, setting.delta, adjacency))}. "
+        f"{rounded_up(epsilon_at_gate(event, setting.delta, adjacency)):g}. "
         "The synthetic texts cost nothing more."
     )
 
@@ -503,6 +504,11 @@ def _noise_remarks(ratios: list[float | None], setting: "Setting") -> list[str]:
 
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _below(multiplier: float | None) -> str:
+    """An epsilon of a round of laplace-update that needs no larger multiplier."""
+    return "-" if multiplier is None else f"{rounded_down(1 / multiplier):g}"
 
 
 def _whole(value: int | None) -> str:

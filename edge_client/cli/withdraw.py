@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_client.cli.options import Home, Json
+from tacit.rounding import rounded_up
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
@@ -301,8 +302,8 @@ def _own_lines(parts: "Mapping[str, OwnPart]", job: str | None) -> Iterator[str]
         yield f"{part.job}: by this member's receipts, {sums}{unknown}."
         for spent in part.spent:
             yield (
-                f"  ledger {spent.data}: the job alone cost epsilon {spent.epsilon:.3g} at delta {spent.delta:g}, "
-                "which bounds what its updates reveal, to anybody and for good."
+                f"  ledger {spent.data}: the job alone cost epsilon {rounded_up(spent.epsilon):g} at delta "
+                f"{spent.delta:g}, which bounds what its updates reveal, to anybody and for good."
             )
         if part.unbounded:
             yield "  Vectors left without a mechanism: nothing bounds what their sums reveal."

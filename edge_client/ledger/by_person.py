@@ -22,6 +22,7 @@ from edge_client.ledger.store import reading
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.text.data import Example
+from tacit.rounding import rounded_up
 
 __all__ = ["Counted", "count_persons"]
 
@@ -53,9 +54,9 @@ class Counted:
     def sentence(self) -> str:
         """The figures in words."""
         said = (
-            f"What was charged counts as epsilon {self.of_row:.3g} for a row, and as epsilon {self.of_person:.3g} for "
-            f"a person with at most {self.rows:,} rows (the largest has {self.now:,} now; {self.gone:,} rows "
-            f"may be gone); the limit is {self.limit:g}."
+            f"What was charged counts as epsilon {rounded_up(self.of_row):g} for a row, and as epsilon "
+            f"{rounded_up(self.of_person):g} for a person with at most {self.rows:,} rows (the largest has "
+            f"{self.now:,} now; {self.gone:,} rows may be gone); the limit is {self.limit:g}."
         )
         if self.recorded:
             return f"{said} The ledger counts persons by column {self.column!r} from now on."

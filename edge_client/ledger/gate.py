@@ -14,6 +14,7 @@ from edge_client.ledger.replay import LedgerState, as_events
 from learning.accounting.events import PrivacyEvent
 from learning.accounting.filter import Limit
 from learning.accounting.gate import PrivacyFilter, epsilon_counted
+from tacit.rounding import rounded_up
 
 __all__ = ["Gate"]
 
@@ -54,7 +55,7 @@ class Gate:
                 limit = gate.limit
                 return (
                     f"{what} is epsilon {limit.epsilon:g} at delta {limit.delta:g} for one {limit.unit}, and what was "
-                    f"charged counts as {epsilon_counted(spent, limit):.4g}"
+                    f"charged counts as {rounded_up(epsilon_counted(spent, limit), 4):g}"
                 )
         return None
 
@@ -78,7 +79,7 @@ def _refusal(what: str, gate: PrivacyFilter, spent: list[PrivacyEvent], event: P
     limit = gate.limit
 
     def counted(events: list[PrivacyEvent]) -> str:
-        return f"{epsilon_counted(events, limit):.4g}"
+        return f"{rounded_up(epsilon_counted(events, limit), 4):g}"
 
     return (
         f"{what} is epsilon {limit.epsilon:g} at delta {limit.delta:g} ({limit.adjacency}, one {limit.unit}); charged "

@@ -15,7 +15,7 @@ from typing import Any
 from edge_client.ledger import questions
 from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import ledger_path
-from edge_client.ledger.replay import LedgerState, Reservation, as_events, month_of
+from edge_client.ledger.replay import UNKNOWN, LedgerState, Reservation, as_events, month_of
 from edge_client.ledger.store import reading
 from edge_client.policy.document import PolicyDocument
 from learning.accounting.calibration import rounds_affordable
@@ -79,9 +79,12 @@ class Outlook:
 
     Attributes:
         rounds: the job's rounds.
-        paid: rounds of this job that the ledger has charged or reserved.
-        further: how many more of the job's rounds `epsilon`, `epsilon_a_job` and a question's own limit allow.
-        spent_by: the key that allows no more; None if all rounds are allowed.
+        paid: rounds of this job that the ledger has charged or reserved; under correlated noise without those that
+            failed.
+        further: how many more of the job's rounds `epsilon`, `epsilon_a_job`, a question's own limit and the steps of a
+            job with correlated noise allow.
+        spent_by: the key of the policy that allows no more, or of the job (`mechanism.spare_rounds`); None if all
+            rounds are allowed.
         month: the present month, YYYY-MM in UTC.
         this_month: how many of `further` the month allows; None without `epsilon_a_month`.
         min_members: members without which the job makes no round.
@@ -173,16 +176,14 @@ def outlook(
         for each in state.reservations.values()
         if each.released is None and each.purpose.job == job.name and federation in (None, each.purpose.federation)
     ]
-    paid = min(
-        len({each.purpose.round for each in ours if each.purpose.mechanism == job.mechanism.name}), job.rounds.count
-    )
     mechanism = job.mechanism
+    trained = [each for each in ours if each.purpose.mechanism == mechanism.name]
+    paid = min(len({each.purpose.round for each in trained}), job.rounds.count)
     whole = isinstance(mechanism, DpSgd) and mechanism.band > 1
     if isinstance(mechanism, DpSgd) and whole and paid:
-        # The job is paid for, and what counts is how many of its steps are over.
-        paid = min(max(each.steps for each in ours) // mechanism.steps, job.rounds.count)
-        left = job.rounds.count - paid
-        return Outlook(job.rounds.count, paid, left, None, month, None, job.rounds.min_members)
+        paid, further = _rounds_of_steps(max(trained, key=lambda each: each.steps), mechanism, job.rounds.count)
+        spent_by = None if paid + further == job.rounds.count else "mechanism.spare_rounds"
+        return Outlook(job.rounds.count, paid, further, spent_by, month, None, job.rounds.min_members)
     left = job.rounds.count - paid
 
     def affordable(epsilon: float, spent: Counter[PrivacyEvent]) -> int:
@@ -213,3 +214,15 @@ def outlook(
         this_month=this_month,
         min_members=job.rounds.min_members,
     )
+
+
+def _rounds_of_steps(held: Reservation, mechanism: DpSgd, rounds: int) -> tuple[int, int]:
+    """The rounds that a job with correlated noise has had of this member, and how many more it can have.
+
+    The job is paid for, and what counts is how many of its K b steps are over. A round that failed after its vector
+    left took steps, and the job needs another one for it. An attempt whose end is not known may have been published.
+    """
+    kept = sum(each.outcome in ("published", UNKNOWN, None) for each in held.attempts)
+    paid = min(held.steps // mechanism.steps, kept, rounds)
+    left = held.event.steps * mechanism.band - held.steps
+    return paid, min(rounds - paid, left // mechanism.steps)

@@ -13,7 +13,8 @@ from edge_client.ledger.home_key import home_key
 from edge_client.policy.document import PolicyDocument
 from learning.text.data import Example
 from learning.text.persons import population_of, units_of
-from tacit.validation import NoisedMetrics
+from tacit.mechanism import Unit
+from tacit.validation import MetricNoise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,19 +55,22 @@ class KeptBack:
         """(N + planted,) The rows that no training uses. Planted canaries stand behind the rows, and are trained on."""
         return _with_planted(self.split.kept_back(self.units), planted)
 
-    def to_measure(self, metrics: NoisedMetrics, planted: int = 0) -> "ValidationData":
-        """Those of them that this member measures for a job; never a planted canary."""
+    def to_measure(
+        self, noise: MetricNoise, unit: Unit, *, everything: bool = False, planted: int = 0
+    ) -> "ValidationData":
+        """The rows that this member measures: of those that it keeps back, or of all; never a planted canary.
+
+        Args:
+            noise: Says for how many units the vector has room.
+            unit: What the mechanism protects. If it is the member, all rows are one unit, for which there is room.
+            everything: Whether rows that are trained on are measured too.
+            planted: Canaries behind the rows.
+        """
         from learning.validation.measuring import ValidationData
 
-        measured = self.split.measured(self.units, metrics.max_units, self.population)
+        most = None if unit == "member" else noise.max_units
+        measured = self.split.measured(self.units, most, self.population, everything=everything)
         return ValidationData(_with_planted(measured, planted), self.units)
-
-    def to_answer(self, max_units: int, *, everything: bool) -> "ValidationData":
-        """The rows that this member measures in answer to a measurement: those that it keeps back, or all."""
-        from learning.validation.measuring import ValidationData
-
-        measured = self.split.measured(self.units, max_units, self.population, everything=everything)
-        return ValidationData(measured, self.units)
 
 
 def _with_planted(rows: "NDArray[np.bool_]", planted: int) -> "NDArray[np.bool_]":

@@ -120,14 +120,13 @@ class Measurer:
 
             # As for training: members may share a machine.
             torch.set_num_threads(1)
-        question, most = self.question, metric_noise(self.mechanism).max_units
-        chosen = self.kept_back.to_answer(most, everything=question.rows == "all")
-        whole = self.mechanism.unit == "member"
+        question, unit = self.question, self.mechanism.unit
+        chosen = self.kept_back.to_measure(metric_noise(self.mechanism), unit, everything=question.rows == "all")
         with network:
             return measure(
                 self.module,
                 self.corpus.read_validation(chosen.measured),
-                ["all"] * self.corpus.population if whole else chosen.units,
+                ["all"] * self.corpus.population if unit == "member" else chosen.units,
                 question.loss_bound,
                 random,
                 device=self.device,

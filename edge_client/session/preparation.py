@@ -838,7 +838,7 @@ class Preparer:
         """Returns the rows to measure the version on; None unless the reservation pays for it."""
         if job.metrics is None or self._kept_back is None or not reserved.measured:
             return None
-        return self._kept_back.to_measure(job.metrics, self._canaries_of(job))
+        return self._kept_back.to_measure(job.metrics.noise, unit_of_job(job), planted=self._canaries_of(job))
 
     def _seed(self, assignment: Assignment, job: JobDocument) -> int:
         """Returns the seed of local randomness (order, dropout), from public numbers and the member's name.

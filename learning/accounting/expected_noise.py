@@ -52,7 +52,7 @@ class ExpectedNoise:
         ratio: `noise_to_signal`: the length of the noise over that of the longest update that clipping leaves.
         values: d.
         members: n, members whose updates are averaged.
-        lot: examples of a draw; None if the mechanism draws none.
+        lot: examples of a draw, on average; None if the mechanism draws none.
         lower: what would lower the ratio, a sentence each, without its full stop.
     """
 
@@ -93,15 +93,17 @@ def expected_noise(
     Args:
         job: the job.
         values: what it shares.
-        examples: N, a member's examples; None: at least the mechanism's lot.
+        examples: N, a member's examples; None: enough for full lots, which is b lots under correlated noise of b bands.
         members: n, members whose updates are averaged; None: the smallest cohort that the job allows.
     """
     mechanism = job.mechanism
     if not isinstance(mechanism, Noised):
         return None
     lot = mechanism.lot if isinstance(mechanism, DpSgd | GaussianUpdate) else None
+    # A step draws from one of so many classes.
+    band = mechanism.band if isinstance(mechanism, DpSgd) else 1
     counted = job.rounds.min_members if members is None else members
-    rows = examples or lot or 1
+    rows = examples or (lot or 1) * band
     ratio = noise_to_signal(mechanism, values.shared, rows, counted)
     lower: list[str] = []
     halving: list[str] = []
@@ -112,15 +114,17 @@ def expected_noise(
     else:
         halving.append("train a quarter of the values")
     halving.append(f"have {4 * counted} members")
-    if isinstance(mechanism, DpSgd):
+    # A lot that holds all rows of its class cannot grow.
+    grows = isinstance(mechanism, DpSgd) and (examples is None or 2 * mechanism.lot * band <= examples)
+    if grows:
         halving.append("double the lot")
     lower.append(f"To halve it: {', or '.join(halving)}")
-    if isinstance(mechanism, DpSgd):
+    if grows:
         lower.append("A doubled lot costs the same epsilon only if members have twice the rows")
     if isinstance(mechanism, DistributedGaussian):
         lower.append("A larger honest spreads the noise over more shares")
     lower.append("A greater epsilon lowers it in about the same proportion")
-    return ExpectedNoise(ratio, values, counted, None if lot is None else min(lot, rows), tuple(lower))
+    return ExpectedNoise(ratio, values, counted, None if lot is None else min(lot, max(1, rows // band)), tuple(lower))
 
 
 def values_of_file(spec: JobSpec, folder: Path) -> Values | None:

@@ -35,6 +35,7 @@ from learning.accounting.gate import epsilon_counted
 from learning.mechanisms.banded import prefix_variances
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceUpdate, NoMechanism, OwnDiscreteGaussian
+from tacit.rounding import rounded_up
 
 __all__ = [
     "NOTHING_MEASURED",
@@ -146,9 +147,9 @@ class MetricsCost:
     def sentence(self) -> str:
         """The cost in the words of all commands."""
         said = f"metrics: {self.measured} of {self.rounds} rounds are measured, which alone counts as epsilon "
-        said += f"{self.alone:.3g} at delta {self.delta:g}"
+        said += f"{rounded_up(self.alone):g} at delta {self.delta:g}"
         if self.without is not None and self.together is not None:
-            said += f", and makes the job's {self.without:.3g} into {self.together:.3g}"
+            said += f", and makes the job's {rounded_up(self.without):g} into {rounded_up(self.together):g}"
         if self.allowed is not None and self.allowed < self.measured:
             said += f"; metrics_epsilon allows {self.allowed} measurements, and then this member sends noise alone"
         return said

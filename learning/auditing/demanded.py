@@ -7,6 +7,7 @@ from learning.auditing.subject import claim_of
 from learning.mechanisms.protection import protection_of
 from tacit.job import JobDocument
 from tacit.mechanism import DpSgd, GaussianUpdate
+from tacit.rounding import rounded_up
 
 __all__ = ["warning_of"]
 
@@ -33,12 +34,12 @@ def warning_of(job: JobDocument, delta: float) -> str | None:
     enough = next((at for at, claim in enumerate(claimed) if claim is not None and claim < largest), None)
     if enough == 0 or claimed[0] is None:
         return None
-    said = f"{canaries} canaries prove an epsilon of at most {largest:.3g}"
+    said = f"{canaries} canaries prove an epsilon of at most {rounded_up(largest):g}"
     if enough is None:
         return f"Audits cannot tell: {said}, and all rounds cost members more; set a larger audit.canaries."
     return (
         f"Audits can tell only of members with about {lot << enough:,} rows or more: {said}, and all rounds cost a "
-        f"member with {lot:,} rows {claimed[0]:.3g}; set a larger audit.canaries for smaller members."
+        f"member with {lot:,} rows {rounded_up(claimed[0]):g}; set a larger audit.canaries for smaller members."
     )
 
 

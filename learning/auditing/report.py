@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.auditing.statistics import Guesses, area_under_curve, one_run_bound, paired_bound, true_positive_rate
+from tacit.rounding import rounded_down, rounded_up
 
 __all__ = ["Outcome", "Report", "Verdict", "outcome"]
 
@@ -73,8 +74,8 @@ class Outcome:
             "attack": self.attack,
             "on": self.on,
             "claim": self.claim,
-            "lower_bound": round(self.lower_bound, 4),
-            "possible": round(self.possible, 4),
+            "lower_bound": rounded_down(self.lower_bound, 5),
+            "possible": rounded_down(self.possible, 5),
             "rows": self.guesses.rows,
             "guesses": self.guesses.made,
             "correct": self.guesses.correct,
@@ -89,15 +90,15 @@ class Outcome:
     def sentence(self) -> str:
         """For a person."""
         seen = "this member's update" if self.on == "update" else self.on.replace("-", " ")
-        claim = "no epsilon is claimed" if self.claim is None else f"claimed {self.claim:.3g}"
+        claim = "no epsilon is claimed" if self.claim is None else f"claimed {rounded_up(self.claim):g}"
         said = (
-            f"{_WORDS[self.attack]}, {seen}: epsilon is at least {self.lower_bound:.3g}, {claim} "
+            f"{_WORDS[self.attack]}, {seen}: epsilon is at least {rounded_down(self.lower_bound):g}, {claim} "
             f"({self.guesses.correct} of {self.guesses.made} guesses right)"
         )
         if self.above:
             return f"{said}: ABOVE THE CLAIM" + ("" if self.decides else f", if {self.assumes}")
         if self.claim is not None and not self.tells:
-            said += f"; this test cannot show more than {self.possible:.3g}"
+            said += f"; this test cannot show more than {rounded_up(self.possible):g}"
         return said
 
 
@@ -192,7 +193,7 @@ class Report:
             "delta": self.delta,
             "confidence": self.confidence,
             "verdict": self.verdict,
-            "lower_bound": round(self.lower_bound, 4),
+            "lower_bound": rounded_down(self.lower_bound, 5),
             "tests": [each.as_json() for each in self.outcomes],
             "not_applicable": dict(self.missing),
             "reconstruction": dict(self.reconstruction),

@@ -72,24 +72,29 @@ class Split:
         return self._below(units, self._share)
 
     def measured(
-        self, units: Sequence[bytes], max_units: int, population: int | None = None, *, everything: bool = False
+        self, units: Sequence[bytes], max_units: int | None, population: int | None = None, *, everything: bool = False
     ) -> NDArray[np.bool_]:
         """Which rows a member measures, shape (N,): a part of `kept_back`, or of all rows.
 
-        All of them, unless there may be more units than a vector has room for. Then fewer are measured, by a threshold
-        that depends on N alone. A threshold that looked at the units would let one row push another out.
+        All of them, unless N is above `max_units`. Then those below a threshold, which of N different units leaves
+        `_mean_number` on average.
+
+        Privacy: the threshold is a function of N, which is public, of `max_units` and of the division's share, and of
+        no row. So whether a unit is measured depends on that unit and the key alone, as in `kept_back`. A threshold
+        that looked at the units would let one row push another out, which doubles the sensitivity.
 
         Args:
             units: The unit of each row.
-            max_units: Units that the vector has room for.
+            max_units: Units that the vector has room for; None: the rows are one unit, however many they are.
             population: N, which is public; None: the rows. If persons are the units, it must be their number, because a
                 person moves that of the rows by more than one.
             everything: Whether rows that are trained on are measured too.
         """
-        # Six standard deviations of a binomial number of units. The vector is cut if there are more after all.
         population = len(units) if population is None else population
-        room = max(0.0, max_units - 6 * math.sqrt(max_units))
-        return self._below(units, min(1.0 if everything else self._share, room / max(1, population)))
+        share = 1.0 if everything else self._share
+        if max_units is not None and population > max_units:
+            share = min(share, _mean_number(max_units) / population)
+        return self._below(units, share)
 
     def _below(self, units: Sequence[bytes], share: float) -> NDArray[np.bool_]:
         below = int(share * _RANGE)
@@ -98,3 +103,14 @@ class Split:
 
     def _number(self, unit: bytes) -> int:
         return int.from_bytes(hmac.digest(self._key, _PURPOSE + unit, "sha256")[:8], "big")
+
+
+def _mean_number(max_units: int) -> float:
+    """The mean number m of units to measure, of which a vector has room for `max_units`: at least half of these.
+
+    A binomial number of mean m has a standard deviation below sqrt(m), and m + 6 sqrt(m) is `max_units`. Below 72 units
+    that m would be less than half of them, down to none. Half is measured all the same: the vector also has room for
+    noise of twelve standard deviations, and noise that is smaller leaves that to the units above `max_units`. What
+    exceeds both is cut after the noise was added, which costs no privacy.
+    """
+    return max(max_units / 2, (math.sqrt(9 + max_units) - 3) ** 2)

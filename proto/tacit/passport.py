@@ -59,7 +59,6 @@ __all__ = [
     "SuccessorFacts",
     "VersionFacts",
     "WithdrawalFacts",
-    "rounded_up",
 ]
 
 # A longer history leaves out its oldest versions, and says how many.
@@ -406,19 +405,3 @@ class Passport(Document):
             if len(data) > cls.max_bytes or b"tacit-passport" not in data:
                 raise NotAPassport(f"it is not a passport: {error}") from error
             raise
-
-
-def rounded_up(epsilon: float) -> float:
-    """Rounds up to one significant digit.
-
-    Raises:
-        ValueError: it is negative or not finite.
-    """
-    if not (0 <= epsilon < math.inf):
-        raise ValueError(f"an epsilon of {epsilon} cannot be rounded")
-    if epsilon == 0:
-        return 0.0
-    exponent = math.floor(math.log10(epsilon))
-    digits = math.ceil(round(epsilon / 10**exponent, 9))
-    # Through text, so that the number is the shortest one that says it.
-    return float(f"{digits}e{exponent}")

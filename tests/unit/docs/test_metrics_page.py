@@ -74,6 +74,18 @@ def test_the_page_lists_exactly_the_recorded_series():
 # ---- dashboards -----------------------------------------------------------------------------------------------------
 
 
+def test_what_is_spent_is_rounded_up_and_what_is_left_down():
+    """Grafana rounds to the nearest number."""
+    queries = {query.expr for board in BOARDS for panel in board.panels for query in panel.queries}
+    spent = {each for each in queries if re.search("privacy_epsilon_(largest|median|spent)", each)}
+    # One of them divides by the number of rounds: a mean, no bound.
+    means = {each for each in spent if "model_version" in each}
+    assert (len(spent), len(means)) == (4, 1)
+    assert all(each.startswith("ceil(") for each in spent - means)
+    (left,) = (each for each in queries if "privacy_share_left" in each)
+    assert left.startswith("floor(")
+
+
 def test_the_committed_dashboards_match_their_code():
     script = str(ROOT / "deploy" / "grafana" / "build.py")
     done = subprocess.run((sys.executable, script, "--check"), capture_output=True, text=True, timeout=60, check=False)

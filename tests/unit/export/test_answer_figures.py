@@ -1,6 +1,7 @@
 """The figures of a model that writes: by hand, beside the libraries that define them, and their intervals' coverage."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -43,6 +44,9 @@ def test_token_figures_of_three_responses_are_those_computed_by_hand() -> None:
 def test_a_response_without_tokens_counts_nowhere() -> None:
     some = token_figures(np.array([2.0, 0.0]), np.array([1, 0]), np.array([4, 0]))
     assert (some.rows, some.tokens, some.loss.value, some.accuracy.value) == (1, 4, 0.5, 0.25)
+    # Nor in an interval, in which some draws would hold such responses alone.
+    three = token_figures(np.array([2.0, 3.0, 0.0]), np.array([1, 2, 0]), np.array([4, 4, 0]))
+    assert three == token_figures(np.array([2.0, 3.0]), np.array([1, 2]), np.array([4, 4]))
     with pytest.raises(ValueError, match="give rows with responses"):
         token_figures(np.array([0.0]), np.array([0]), np.array([0]))
     with pytest.raises(ValueError, match="differ in shape"):
@@ -118,6 +122,57 @@ def test_exact_match_forgives_white_space_alone() -> None:
     assert not same_text("a pub.", "a pub")
     found = answer_figures(["a pub", "x"], [["no", "a  pub"], ["y"]])
     assert found.exact_match.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "ends"), [(0, 20, (0.0, 0.161)), (20, 20, (0.839, 1.0)), (1, 50, (0.004, 0.105))]
+)
+def test_exact_match_has_the_interval_of_a_share(right: int, count: int, ends: tuple[float, float]) -> None:
+    answers = ["yes"] * right + ["no"] * (count - right)
+    found = answer_figures(answers, [["yes"]] * count).exact_match
+    assert found.value == right / count
+    assert (found.low, found.high) == pytest.approx(ends, abs=5e-4)
+
+
+@pytest.mark.parametrize(("count", "share"), [(20, 0.05), (50, 0.02), (100, 0.01), (100, 0.98), (100, 0.5)])
+def test_intervals_of_exact_match_hold_the_truth_as_often_as_they_say(count: int, share: float) -> None:
+    """Over all numbers of right answers, by their binomial probabilities."""
+    held = 0.0
+    for right in range(count + 1):
+        chance = math.comb(count, right) * share**right * (1 - share) ** (count - right)
+        if chance > 1e-6:
+            answers = ["yes"] * right + ["no"] * (count - right)
+            found = answer_figures(answers, [["yes"]] * count).exact_match
+            held += chance * (found.low <= share <= found.high)
+    # Wilson's interval of a rare share holds it a little less often than a bound would.
+    assert held > 0.9
+
+
+def test_one_prompt_has_no_bootstrap_interval() -> None:
+    """Draws of one prompt are all the same, so their interval would be a point."""
+    tokens = token_figures(np.array([2.0, 3.0]), np.array([1, 1]), np.array([4, 4]), prompts=["one", "one"])
+    beside = token_figures(np.array([2.0, 0.0]), np.array([1, 0]), np.array([4, 0]))
+    answers = answer_figures(["a b"], [["a b c"]])
+    for found in (tokens.loss, tokens.perplexity, tokens.accuracy, beside.loss, answers.bleu, answers.rouge_l):
+        assert math.isfinite(found.value)
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+    # A share of one prompt is between 0 and 79 %, or 21 and 100 %.
+    assert (answers.exact_match.low, answers.exact_match.high) == (0.0, pytest.approx(0.793, abs=1e-3))
+
+
+@pytest.mark.parametrize("losses", [[math.inf, 1.0, 2.0], [math.nan, 1.0, 2.0], [math.inf] * 3, [math.nan] * 3])
+def test_a_loss_that_is_no_number_has_no_interval_and_ends_nothing(losses: list[float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = token_figures(np.array(losses), np.array([0, 1, 1]), np.array([3, 4, 4]))
+    for each in (found.loss, found.perplexity):
+        assert not math.isfinite(each.value)
+        assert math.isnan(each.low)
+        assert math.isnan(each.high)
+    # Answers are right or wrong all the same.
+    assert found.accuracy.value == 2 / 11
+    assert found.accuracy.low < 2 / 11 < found.accuracy.high
 
 
 def test_answers_without_references_are_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from export import answer_report
-from export.answer_figures import answer_figures
+from export.answer_figures import answer_figures, token_figures
 from export.evaluate_writing import Answering, WritingFigures, evaluate_generator, references_of
 from export.generating import Generator, Sampling
 from learning.text.data import DataInvalid
@@ -125,3 +125,30 @@ def test_the_version_of_least_loss_is_the_best(measured: WritingFigures) -> None
     (marked,) = [line for line in lines if line.endswith("best")]
     assert marked.split()[0] == "5"
     assert any("1 other version has a loss" in line for line in lines)
+
+
+def test_a_version_that_diverged_is_said_to_and_is_not_the_best(measured: WritingFigures) -> None:
+    from dataclasses import replace
+
+    tokens = token_figures(np.array([math.nan, 1.0]), np.array([0, 1]), np.array([3, 4]))
+    diverged = replace(measured, tokens=tokens)
+    assert answer_report.warning(diverged) == "the loss is no number: this version's training diverged"
+    shown = json.loads(json.dumps(answer_report.figures_json(diverged), allow_nan=False))
+    assert (shown["loss"], shown["loss_interval"], shown["perplexity_interval"]) == (None, [None, None], [None, None])
+    text = "\n".join([answer_report.headline(diverged), *answer_report.all_lines(diverged, 80)])
+    assert "loss no interval, token accuracy " in text
+    for found in ([diverged, measured], [measured, diverged]):
+        assert found[answer_report.best_of(found)] is measured
+        lines = answer_report.versions_lines([1, 2], found)
+        assert sum(line.endswith("best") for line in lines) == 1
+        assert "no interval" in "\n".join(lines)
+
+
+def test_one_prompt_ranks_no_versions(measured: WritingFigures) -> None:
+    from dataclasses import replace
+
+    one = replace(measured, tokens=token_figures(np.array([2.0]), np.array([1]), np.array([4])))
+    lines = answer_report.versions_lines([1, 2], [one, one])
+    assert "best: version 1, loss 0.5000 a token" in "\n".join(lines)
+    assert "no version has an interval, so this file may not rank them" in lines
+    assert not any("other version" in line for line in lines)

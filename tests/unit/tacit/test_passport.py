@@ -26,7 +26,6 @@ from tacit.passport import (
     Seal,
     SpendFacts,
     VersionFacts,
-    rounded_up,
 )
 from tacit.passport_proof import make_passport, verify_passport
 from tests.support import party
@@ -182,14 +181,6 @@ def test_an_export_is_named_by_its_files():
     file = BundledFile(sha256=DIGEST, size=1)
     export = ExportFacts(number=1, version=version(1).version, format="model", index=DIGEST, files={"a": file})
     assert findings(made(exports=[export]).to_bytes()) == {}
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "rounded"),
-    [(0, 0.0), (1.0, 1.0), (1.01, 2.0), (0.083, 0.09), (9.5, 10.0), (0.3, 0.3), (123.0, 200.0), (7e-7, 7e-7)],
-)
-def test_a_reported_epsilon_is_rounded_up_to_one_digit(epsilon, rounded):
-    assert rounded_up(epsilon) == rounded
 
 
 def test_the_seal_names_its_certificate(passport):

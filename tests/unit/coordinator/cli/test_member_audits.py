@@ -5,10 +5,12 @@ import json
 import pytest
 
 from coordinator.cli.member_audits import Audited, check_version, miscomputed
+from coordinator.cli.passport_page import audit_text
 from learning.auditing.planted import bound_of, largest_bound, planted_guesses
 from learning.auditing.statistics import Guesses
 from tacit.audit import AuditStatement
 from tacit.documents import DocumentInvalid
+from tacit.passport import AuditFacts
 from toolkit.console import CommandFailed, ExitCode
 
 VERSION, OTHER, DELTA = "02" * 32, "01" * 32, 1e-6
@@ -71,14 +73,34 @@ def test_the_operator_computes_a_members_bounds_again(changes, says):
     assert says in (miscomputed(signed(**changes)) or "")
 
 
+def test_what_is_proved_is_rounded_down_and_what_can_be_proved_and_was_charged_is_not():
+    audit = AuditFacts.model_validate(
+        {
+            "audit": "00" * 32,
+            "number": 2,
+            "version": VERSION,
+            "verdict": "sound",
+            "canaries": 40,
+            "lower_bound": 0.5678,
+            "possible": 2.1678,
+            "claim": 2.0,
+            "delta": 1e-6,
+            "confidence": 0.95,
+        }
+    )
+    said = audit_text(audit)
+    assert "prove an epsilon of at least 0.567 at" in said
+    assert "could have proved 2.16; it was charged at most 2." in said
+
+
 def test_only_an_audit_of_the_exported_version_that_could_have_refuted_its_claim_opens_the_export():
     check_version("desk", 2, bytes.fromhex(VERSION), [Audited(bytes(32), signed())])
     assert refused().code == ExitCode.REFUSED
     assert refused(signed(number=1, version=OTHER)).code == ExitCode.REFUSED
     few = refused(signed(canaries=20, correct=4, verdict="cannot-tell"))
-    assert (few.code, "20 canaries prove an epsilon of at most 0.315" in few.sentence) == (ExitCode.REFUSED, True)
+    assert (few.code, "20 canaries prove an epsilon of at most 0.316" in few.sentence) == (ExitCode.REFUSED, True)
     above = refused(signed(), signed(correct=40, verdict="above-claim"))
-    assert (above.code, "at least 2.16" in above.sentence) == (ExitCode.ABOVE_CLAIM, True)
+    assert (above.code, "at least 2.15" in above.sentence) == (ExitCode.ABOVE_CLAIM, True)
     # Its number is another version's.
     assert refused(signed(number=7)).code == ExitCode.USAGE
     assert refused(signed(version=OTHER)).code == ExitCode.USAGE

@@ -1,5 +1,7 @@
 """What a passport says of estimates follows from the journal alone."""
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -9,6 +11,7 @@ from coordinator.storage import open_blobs, open_database, records
 from coordinator.storage.journal import journal
 from tacit.bundle import ModelFacts, write_bundle
 from tacit.job import Average
+from tacit.mechanism import GaussianUpdate
 from tacit.passport import EstimateFacts, VersionFacts
 from tests.support.stored_job import fill
 
@@ -42,6 +45,19 @@ def test_estimates_and_the_best_version_come_from_the_journal(tmp_path):
         "too few units",
         "not measured",
     ]
+
+
+@pytest.mark.parametrize(("reported", "told"), [(3.2001, 4.0), (0.8312, 0.9), (2.0, 2.0)])
+def test_a_reported_epsilon_is_told_with_one_digit_rounded_up(tmp_path, reported, told):
+    """All digits of it would reveal how many rows the member with the largest has."""
+    database, store = open_database(f"sqlite:///{tmp_path}/tacit.db"), open_blobs(str(tmp_path / "store"))
+    document = fill(database, store).model_copy(update={"mechanism": GaussianUpdate(noise_multiplier=1.0)})
+    history = JobHistory("desk")
+    for entry in database.run_now(journal):
+        if entry.kind == "attempt_ended" and entry.fields["outcome"] == "published":
+            fields = {**entry.fields, "epsilon": reported, "reported": 1, "delta": 1e-6}
+            assert history._sum(replace(entry, fields=fields), document)["spend"].largest_epsilon == told
+    database.close()
 
 
 @pytest.mark.parametrize("without", NUMBERS)

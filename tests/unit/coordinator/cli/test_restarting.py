@@ -118,6 +118,13 @@ def test_what_others_pay_again_is_bounded_by_whole_multiples_of_the_largest_repo
     assert restart_json(restart)["epsilon_again"] == 6.0
 
 
+def test_bounds_on_what_others_pay_are_rounded_up():
+    restart = made(reported=Reported(2.001, 1e-5, 3, sums=3))
+    said = "\n".join(restart_lines(restart, "gone"))
+    assert "no more than epsilon 2.01 at delta" in said
+    assert "at most epsilon 6.01 at delta" in said
+
+
 def test_without_reports_it_says_so_and_gives_no_number():
     silent = made(reported=None)
     assert silent.at_most is None

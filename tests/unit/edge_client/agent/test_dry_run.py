@@ -32,6 +32,7 @@ from tacit.job import JobDocument
 from tacit.manifest import Manifest, Tensor
 from tacit.mechanism import DpSgd
 from tacit.messages import Assignment
+from tacit.rounding import rounded_up
 from tacit.vector import layout_of
 from tests.support import party
 from tests.support.fleet import job_document
@@ -70,6 +71,13 @@ def test_correlated_noise_is_shown_with_its_memory_and_the_rounds_that_may_fail(
     assert "its last rows of noise take 1.5 MB of memory" in shown
     # Two classes of 64 steps: 128 steps for 90.
     assert "at most 12 rounds fail after you sent your vector" in shown
+    # The job is one event, so no round has a price of its own.
+    plan = plan_of(job, MANIFEST, member)
+    assert plan.epsilon_of_all_rounds is not None
+    price = f"epsilon {rounded_up(plan.epsilon_of_all_rounds):g} for the job"
+    assert f"{price}, charged before its first round, by dp-sgd; the policy's limit" in shown
+    assert "epsilon a round" not in shown
+    assert " a round, " not in shown
 
 
 @pytest.mark.parametrize(
@@ -140,7 +148,12 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
     one, every = (epsilon_at_gate(repeated(event, rounds), 1e-6, "add-remove") for rounds in (1, count))
     assert (plan.epsilon_a_round, plan.epsilon_of_all_rounds) == pytest.approx((one, every))
     _show(plan, member)
-    assert f"epsilon {one:.3g} a round, {every:.3g} for all {count} rounds, by dp-sgd" in capsys.readouterr().out
+    said = re.search(f"epsilon ([0-9.]+) a round, ([0-9.]+) for all {count} rounds, by dp-sgd", capsys.readouterr().out)
+    assert said is not None
+    for exact, printed in zip((one, every), said.groups(), strict=True):
+        assert exact <= float(printed) < 1.01 * exact
+    # Rounding to nearest would state less.
+    assert any(float(f"{exact:.3g}") < exact for exact in (one, every))
 
 
 def test_canaries_count_in_the_plan_as_in_the_charge(member: Member, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from edge_client.policy.policy import Policy
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer
 from learning.text.data import Example
+from tacit.rounding import rounded_up
 from tests.support import party
 from tests.support.measurements import bundled, measuring, varied
 
@@ -51,9 +52,8 @@ def test_it_shows_the_version_the_rows_the_numbers_and_the_price_and_charges_not
     assert "those that it keeps back from every training (validation_share 0.1)" in text
     assert text.count("loss (cut to 5), right answers and number") == (3 if by else 1)
     assert ('of the rows of "b"' in text) == (by == "label")
-    assert (
-        f"epsilon {plan.epsilon:.3g} for the whole answer; the policy lets all metrics and measurements spend 2" in text
-    )
+    costs = f"epsilon {rounded_up(plan.epsilon):g} for the whole answer"
+    assert f"{costs}; the policy lets all metrics and measurements spend 2" in text
     assert text.endswith("`edge_client run` would answer")
     assert not ledger_path(member.home, member.data_name).exists()
 
@@ -63,6 +63,21 @@ def test_it_says_where_all_rows_are_measured(member, tmp_path):
     assert "all of them, also those that models were trained on" in shown(
         question_plan(job, job.question, member), member
     )
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        ("example", "  has room for 30 rows of a member; of more, a part is measured\n"),
+        ("person", "  has room for 30 persons of a member; of more, a part is measured\n"),
+        # All rows are one unit, for which there is always room.
+        ("member", None),
+    ],
+)
+def test_it_says_for_how_many_units_there_is_room(member, tmp_path, unit, said):
+    job = asked(tmp_path, rows="all", noise={"std": 150.0, "unit": unit, "max_units": 30})
+    text = shown(question_plan(job, job.question, member), member)
+    assert (said in text) if said else ("room for" not in text)
 
 
 def test_a_policy_without_metrics_and_one_whose_budget_is_too_small_refuse(member, tmp_path):

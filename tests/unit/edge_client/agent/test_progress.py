@@ -105,3 +105,18 @@ def test_the_budget_left_is_in_the_unit_of_epsilon() -> None:
         "privacy: spent epsilon 5.98 of 8; 25% left",
         "privacy: spent epsilon 5.98 of 8; 25% left, 10% this month",
     ]
+
+
+def test_what_is_spent_is_rounded_up_and_what_is_left_down() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    watcher = TerminalWatcher(console)
+    watcher.privacy(Figures(5.021, 8.0, 1 - 5.021 / 8))
+    watcher.privacy(Figures(5.021, 8.0, 0.129))
+    watcher.privacy(Figures(7.999, 8.0, 1 - 7.999 / 8))
+    watcher.privacy(Figures(0.0001, 8.0, 1 - 0.0001 / 8))
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "privacy: spent epsilon 5.03 of 8; 37% left",
+        "privacy: spent epsilon 5.03 of 8; 37% left, 12% this month",
+        "privacy: spent epsilon 8 of 8; 0% left",
+        "privacy: spent epsilon 0.0001 of 8; 99% left",
+    ]

@@ -22,6 +22,7 @@ from secure_agg import pack_in_place
 from tacit.attempt import AttemptId
 from tacit.manifest import Manifest, Tensor
 from tacit.messages import Assignment
+from tacit.rounding import rounded_up
 from tacit.survey import LabelHistogram, LengthHistogram, Survey
 from tests.support import party
 from tests.support.surveys import ASKED, NOISE, survey_job
@@ -59,7 +60,7 @@ def test_it_shows_the_exact_question_and_its_price_and_charges_nothing(member):
     assert '    rows by label:\n      "a"\n      "b"\n      other\n' in text
     assert '    this member, by its number of rows:\n      "0 to 10"\n      "11 to 100"\n      more than 100\n' in text
     assert "noise of standard deviation 5 to each number, drawn once" in text
-    assert f"epsilon {plan.epsilon:.3g} for the whole answer; the policy lets all surveys spend 2" in text
+    assert f"epsilon {rounded_up(plan.epsilon):g} for the whole answer; the policy lets all surveys spend 2" in text
     assert text.endswith("`edge_client run` would answer")
     assert not ledger_path(member.home, member.data_name).exists()
 

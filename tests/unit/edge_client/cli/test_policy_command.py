@@ -287,6 +287,15 @@ def test_the_cost_agrees_with_the_gate(place):
     assert verdicts(place, place / "job.toml", "--examples", 100)[1]["cost"]["epsilon"] > cost["epsilon"]
 
 
+def test_the_cost_that_is_printed_is_no_less_than_the_exact_one(place):
+    costs = [verdicts(place, place / "job.toml", "--examples", count)[1]["cost"] for count in (1000, 1100, 1200, 1300)]
+    for cost in costs:
+        printed = float(re.search("cost an untouched ledger epsilon ([0-9.]+) at", cost["sentence"])[1])
+        assert cost["epsilon"] <= printed < 1.01 * cost["epsilon"]
+    # Rounding to nearest would print less of one.
+    assert any(float(f"{cost['epsilon']:.3g}") < cost["epsilon"] for cost in costs)
+
+
 METRICS = DP_SGD + "\n\n[metrics]\nnoise_multiplier = 28.0"
 
 
@@ -403,6 +412,7 @@ def test_a_job_by_person_costs_by_persons(place):
     code, told = verdicts(place, file, "--persons", 200)
     assert code == ExitCode.OK
     assert "5 rounds with 200 persons cost an untouched ledger epsilon 3.62" in told["cost"]["sentence"]
+    assert 3.61 < told["cost"]["epsilon"] <= 3.62
     assert "give --persons N, and this says" in run(place, "check", file)[1]
     code, said = run(place, "check", file, "--examples", 2000)
     assert (code, "give --persons N, how many persons" in said) == (ExitCode.USAGE, True)

@@ -12,6 +12,7 @@ from edge_client.ledger.history import LedgerRolledBack
 from edge_client.ledger.ledger import Ledger, LedgerMisused, ledger_path
 from edge_client.ledger.noise import NoiseStore
 from edge_client.ledger.outlook import outlook, stored_state
+from edge_client.ledger.replay import UNKNOWN
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.costs import event_of_job
 from learning.mechanisms.banded import best_coefficients
@@ -403,6 +404,61 @@ def test_the_ledger_itself_refuses_steps_that_are_over_or_not_paid_for(opened, t
         steps = [each.body for each in ledger.records() if isinstance(each.body, Stepped)]
         assert [each.through for each in steps] == [STEPS, 12]
         assert ledger.reservation(number).steps == 12
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+@pytest.mark.parametrize("late", [False, True])
+def test_the_outlook_counts_the_steps_of_rounds_that_failed(opened, tmp_path, spare, late):
+    """The first two rounds fail. As many versions are still needed, and fewer steps are left."""
+    document = DOCUMENT.model_copy(
+        update={"mechanism": DpSgd.model_validate(DOCUMENT.mechanism.model_dump() | {"spare_rounds": spare})}
+    )
+    event = event_of_job(document, document.mechanism, EXAMPLES)
+    budget = opened()
+    for round_ in (1, 2):
+        held = trained(budget, round_, document)
+        budget.charge(attempt(round_, round_), held)
+        if not late:
+            # Two attempts of it, with the same vector.
+            for number in (round_, round_ + 50):
+                budget.charge(attempt(round_, number), held)
+                budget.ended(attempt(round_, number), "phase_deadline", b"", None)
+    if late:
+        # Attempts whose end is not known may have been published. Two are of one round.
+        budget.charge(attempt(2, 3), held)
+        told = outlook(KEEPS, document, event, stored_state(tmp_path, "data"))
+        assert (told.paid, told.further, told.spent_by) == (2, 2, None)
+        for round_, number in ((1, 1), (2, 2), (2, 3)):
+            budget.ended(attempt(round_, number), "phase_deadline", b"", None)
+    told = outlook(KEEPS, document, event, stored_state(tmp_path, "data"))
+    further = min(ROUNDS, ROUNDS + spare - 2)
+    assert (told.paid, told.further) == (0, further)
+    assert told.spent_by == (None if further == ROUNDS else "mechanism.spare_rounds")
+    whole = (
+        f"all {ROUNDS} rounds" if further == ROUNDS else f"{further} of {ROUNDS} rounds; then mechanism.spare_rounds"
+    )
+    assert f"take part in {whole}" in told.sentence
+    # It takes part in so many.
+    for round_ in range(3, further + 3):
+        budget.charge(attempt(round_, round_), trained(budget, round_, document))
+        budget.ended(attempt(round_, round_), "published", bytes([round_]) * 32, ("north",))
+        told = outlook(KEEPS, document, event, stored_state(tmp_path, "data"))
+        assert (told.paid, told.paid + told.further) == (round_ - 2, further)
+    if further < ROUNDS:
+        assert told.refused_by == "mechanism.spare_rounds"
+        assert refused(trained, budget, further + 3, document) == Reason.REASON_BUDGET_SPENT
+
+
+def test_a_round_that_a_crash_cut_off_may_have_been_published(opened, tmp_path):
+    budget = opened()
+    event = event_of_job(DOCUMENT, DOCUMENT.mechanism, EXAMPLES)
+    budget.charge(attempt(), trained(budget))
+    opened()
+    state = stored_state(tmp_path, "data")
+    (held,) = state.reservations.values()
+    assert [each.outcome for each in held.attempts] == [UNKNOWN]
+    told = outlook(KEEPS, DOCUMENT, event, state)
+    assert (told.paid, told.further) == (1, ROUNDS - 1)
 
 
 def test_the_outlook_counts_the_job_as_a_whole(opened, tmp_path):

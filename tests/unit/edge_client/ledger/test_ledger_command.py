@@ -13,6 +13,7 @@ from edge_client.cli.ledger import app
 from edge_client.ledger.ledger import Ledger, ledger_path
 from edge_client.ledger.receipt_book import ReceiptBook
 from learning.accounting.gate import epsilon_counted
+from tacit.rounding import percent_left, rounded_up
 from tests.support import party
 from toolkit.console import CommandFailed, ExitCode
 
@@ -60,10 +61,13 @@ def test_show_prints_what_each_job_spent(home):
     assert f"epsilon {LIMIT.epsilon:g} at delta 1e-05, add-remove, one example" in shown
     # One epsilon, as the gate counts, and the share left in the same unit.
     spent, alone = counted(4), counted(2)
-    assert f"epsilon {spent:.3g} of {LIMIT.epsilon:g} at delta 1e-05; {1 - spent / LIMIT.epsilon:.0%} left" in shown
-    assert f"epsilon {spent:.3g} of 2; {1 - spent / 2:.0%} left" in shown
+    up, whole, month = rounded_up(spent), percent_left(1 - spent / LIMIT.epsilon), percent_left(1 - spent / 2)
+    assert f"epsilon {up:g} of {LIMIT.epsilon:g} at delta 1e-05; {whole} left" in shown
+    assert f"epsilon {up:g} of 2; {month} left" in shown
+    # Rounding to nearest would state less.
+    assert f"{spent:.3g}" not in shown or float(f"{spent:.3g}") >= spent
     assert "3 charged, 1 reserved, 2 receipts" in shown
-    assert all(word in shown for word in ("desk", "ward", f"{alone:.3g}"))
+    assert all(word in shown for word in ("desk", "ward", f"{rounded_up(alone):g}"))
     assert not any(word in shown for word in ("PLD", "Rényi", "gate"))
 
 

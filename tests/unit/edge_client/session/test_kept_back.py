@@ -9,7 +9,7 @@ from edge_client.ledger.store import LedgerDamaged
 from edge_client.policy.policy import Policy
 from edge_client.session.kept_back import KeptBack
 from learning.text.data import Example
-from tacit.validation import NoisedMetrics
+from tacit.validation import MetricNoise
 
 EXAMPLES = [Example(f"text {number}", "ab"[number % 2]) for number in range(2000)]
 
@@ -37,10 +37,10 @@ def test_the_rows_are_the_same_for_good_and_another_homes_are_others(tmp_path):
 
 def test_what_is_measured_is_kept_back_and_fits_the_vector(tmp_path):
     kept = KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0, validation_share=0.5), EXAMPLES)
-    found = kept.to_measure(NoisedMetrics(noise_multiplier=28.0, max_units=400))
+    found = kept.to_measure(MetricNoise(28.0, 400), "example")
     assert found.measured.sum() <= 400
     assert not (found.measured & ~kept.rows()).any()
-    assert np.array_equal(kept.to_measure(NoisedMetrics(noise_multiplier=28.0, max_units=4000)).measured, kept.rows())
+    assert np.array_equal(kept.to_measure(MetricNoise(28.0, 4000), "example").measured, kept.rows())
 
 
 def test_all_rows_of_a_person_are_on_one_side_and_no_person_moves_another(tmp_path):
@@ -54,11 +54,11 @@ def test_all_rows_of_a_person_are_on_one_side_and_no_person_moves_another(tmp_pa
     assert 0 < kept.sum() < 2000
     # Room for fewer persons than there are: the threshold counts persons, so one that leaves with 500 rows moves
     # nobody else. (With rows counted, it would be another threshold.)
-    metrics = NoisedMetrics(noise_multiplier=28.0, max_units=60)
-    before = division.to_measure(metrics).measured
-    assert 0 < len({name for name, side in zip(whose, before, strict=True) if side}) <= 60
+    noise = MetricNoise(28.0, 20)
+    before = division.to_measure(noise, "person").measured
+    assert 0 < len({name for name, side in zip(whose, before, strict=True) if side}) <= 20
     assert before.sum() < kept.sum()
-    by_rows = division.split.measured(division.units, metrics.max_units)
+    by_rows = division.split.measured(division.units, noise.max_units)
     assert by_rows.sum() < before.sum()
     # The text alone would put rows of one person on both sides.
     assert (
@@ -76,8 +76,16 @@ def test_a_damaged_key_is_named(tmp_path):
 def test_planted_canaries_are_trained_on_and_never_measured(tmp_path):
     division = KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0, validation_share=0.5), EXAMPLES)
     assert division is not None
-    metrics = NoisedMetrics(noise_multiplier=20.0)
-    for rows in (division.rows(7), division.to_measure(metrics, 7).measured):
+    for rows in (division.rows(7), division.to_measure(MetricNoise(20.0, 2000), "example", planted=7).measured):
         assert len(rows) == len(EXAMPLES) + 7
         assert rows[: len(EXAMPLES)].any()
         assert not rows[len(EXAMPLES) :].any()
+
+
+@pytest.mark.parametrize("max_units", [1, 30, 2000])
+@pytest.mark.parametrize("everything", [False, True])
+def test_all_rows_of_a_member_that_is_one_unit_are_measured_whatever_the_room(tmp_path, max_units, everything):
+    rows = EXAMPLES * 2
+    division = KeptBack.of(tmp_path, Policy(metrics_epsilon=1.0, unit="member"), rows)
+    measured = division.to_measure(MetricNoise(28.0, max_units), "member", everything=everything).measured
+    assert measured.tolist() == (np.ones(len(rows), bool) if everything else division.rows()).tolist()

@@ -22,6 +22,7 @@ from learning.validation.contribution import by_label, metrics_of
 from tacit.manifest import Manifest
 from tacit.measurement import metric_noise
 from tacit.reason import Reason
+from tacit.validation import MetricNoise
 from tests.support import party
 from tests.support.measurements import LABELS, bundled, measuring, varied
 from tests.support.random_sources import Seeded
@@ -54,9 +55,9 @@ class Measuring(Place):
 
     def truth(self, everything=False):
         """The sums over the rows that this member measures, without noise."""
-        question = self.document.question
+        question, mechanism = self.document.question, self.document.mechanism
         kept = KeptBack.of(self.folder / "home", self.preparer._policy, self.examples)
-        chosen = kept.to_answer(metric_noise(self.document.mechanism).max_units, everything=everything)
+        chosen = kept.to_measure(metric_noise(mechanism), mechanism.unit, everything=everything)
         manifest = Manifest.from_json(self.served[question.manifest])
         tokenizer = self.served[self.document.tokenizer]
         module, _ = whole_model(self.subject, manifest, self.version, tokenizer)
@@ -66,6 +67,19 @@ class Measuring(Place):
         if not question.breakdown:
             return metrics_of(losses, right, units, question.loss_bound, Seeded("r")), len(set(units))
         return by_label(losses, right, read.labels, 3, units, question.loss_bound, Seeded("r")), len(set(units))
+
+    def counting(self):
+        """What measures the rows, once the version was fetched and built: sums without noise."""
+
+        async def build():
+            blob = self.preparer._blob
+
+            async def fetch(digest, limit):
+                return await blob(self.fetch, digest, limit)
+
+            return await self.preparer._counting(self.document, self.document.question, fetch, self.fetch)
+
+        return asyncio.run(build())()
 
 
 @pytest.fixture
@@ -230,6 +244,34 @@ def test_a_whole_member_is_one_unit(place):
     assert np.abs(sent[:2]).max() < 32 + 15
 
 
+@pytest.mark.parametrize("max_units", [1, 2000])
+def test_a_member_that_is_one_unit_measures_all_its_rows(place, max_units):
+    """Rows that are one unit need room for one, so no number of them is too many."""
+    noise = {"std": 200.0, "unit": "member", "max_units": max_units}
+    here = place(unit="member", keys={"rows": "all", "noise": noise})
+    # Other texts, so that alone each row is a unit.
+    distinct = [Example(f"{'one three two'[: 3 + at % 9]} {at}", "abc"[at % 3]) for at in range(60)]
+    here.examples[:] = distinct
+    here.restart()
+    found = here.counting()(Seeded("r"), threading.Event())
+    here.asks("by-row", rows="all", noise={"std": 200.0})
+    here.examples[:] = distinct
+    each, rows = here.truth(everything=True)
+    assert rows == len(distinct)
+    assert found[2] == 32
+    # The mean over the rows, up to the coins.
+    assert found[:2] == pytest.approx(each[:2] / rows, abs=1.1)
+    assert 0 < each[1] / 32 + rows < 2 * rows
+
+
+@pytest.mark.parametrize("max_units", [10, 30, 100])
+def test_a_vector_for_few_rows_holds_them_all_if_there_are_no_more(place, max_units):
+    here = place(keys={"rows": "all", "noise": {"std": 200.0, "max_units": max_units}})
+    here.examples[:] = [Example(f"one {number}", "a") for number in range(max_units)]
+    here.restart()
+    assert here.counting()(Seeded("r"), threading.Event())[2] == 32 * max_units
+
+
 def test_a_model_that_the_policy_does_not_run_is_declined(place):
     here = place(architectures=("bilstm",))
     refused = here.refused()
@@ -324,28 +366,17 @@ def test_a_member_with_more_rows_than_room_measures_a_part_of_them(place):
     here.examples[:] = [Example(f"one {number}", "a") for number in range(3000)]
     here.restart()
     kept = KeptBack.of(here.folder / "home", here.preparer._policy, here.examples)
-    whole = kept.to_answer(10_000, everything=True).measured.sum()
-    part = kept.to_answer(400, everything=True).measured.sum()
+    whole = kept.to_measure(MetricNoise(28.0, 10_000), "example", everything=True).measured.sum()
+    part = kept.to_measure(MetricNoise(28.0, 400), "example", everything=True).measured.sum()
     assert whole == 3000
     assert 200 < part < 400
 
 
 def test_measuring_stops_when_told(place):
-    here = place()
-
-    async def build():
-        blob = here.preparer._blob
-
-        async def fetch(digest, limit):
-            return await blob(here.fetch, digest, limit)
-
-        return await here.preparer._counting(here.document, here.document.question, fetch, here.fetch)
-
-    counting = asyncio.run(build())()
     stopped = threading.Event()
     stopped.set()
     with pytest.raises(TrainingCancelled):
-        counting(Seeded("r"), stopped)
+        place().counting()(Seeded("r"), stopped)
 
 
 def test_a_version_that_does_not_fit_the_model_is_refused_and_costs_nothing(place):

@@ -20,6 +20,7 @@ from edge_client.ledger.budget import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper
+from edge_client.session.kept_back import KeptBack
 from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.correlated import CorrelatedSteps
@@ -33,9 +34,10 @@ from tacit.job_parts import Audit, Rounds, Schedule
 from tacit.manifest import Manifest
 from tacit.messages import Assignment
 from tacit.reason import Reason
+from tacit.validation import NoisedMetrics
 from tests.support import party
 from tests.support.stewards import MARY
-from tests.unit.learning.mechanisms.test_mechanisms import DP_SGD, GAUSSIAN, job
+from tests.unit.learning.mechanisms.test_mechanisms import DP_SGD, GAUSSIAN, RING, job
 
 MANIFEST = Manifest.of(
     {"embedding.weight": np.zeros((5, 4), np.float32), "output.weight": np.zeros((2, 3), np.float32)}
@@ -525,3 +527,24 @@ def test_texts_are_read_once_for_all_rounds_of_a_job(place, monkeypatch):
     made.refused()
     assert corpora[0].read().labels.tolist() == [0, 1]
     assert corpora[2].read().labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("max_units", [1, 2000])
+def test_a_member_that_is_one_unit_measures_all_rows_that_it_keeps_back(place, tmp_path, monkeypatch, max_units):
+    seen = []
+
+    def looked(*, validation, **_):
+        seen.append(validation)
+        raise TrainingLost("after the rows were chosen")
+
+    monkeypatch.setattr("learning.training.update.train_update", looked)
+    rules = {"unit": "member", "metrics_epsilon": 100.0, "epsilon": 1000.0}
+    made = place({**RING, "unit": "member"}, **rules)
+    metrics = NoisedMetrics(noise_multiplier=28.0, max_units=max_units)
+    made.document = made.document.model_copy(update={"metrics": metrics})
+    made.served[made.document.digest()] = made.document.canonical()
+    made.examples += [Example(f"text {number}", "a") for number in range(3000)]
+    kept = made.preparer._kept_back = KeptBack.of(tmp_path, Policy(**rules), made.examples)
+    assert made.refused().reason == Reason.REASON_TRAINING_FAILED
+    assert seen[0].measured.tolist() == kept.rows().tolist()
+    assert seen[0].measured.sum() > 200

@@ -7,6 +7,7 @@ import pytest
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.accounting.expected_noise import DROWNED, Values, expected_noise, values_of_file
 from learning.accounting.planning import noise_to_signal
+from learning.mechanisms.banded import best_coefficients
 from tacit.job import JobSpec
 
 WORDS = "\n".join(["[PAD]", "[UNK]", "the", "The", "is", "sun 0.1 0.2", "", "moon"]) + "\n"
@@ -70,6 +71,40 @@ def test_every_clause_is_true():
     assert expected_noise(job, Values(10_000), members=20).ratio == pytest.approx(found.ratio / 2)
     larger = job_of(mechanism={**NOISED, "lot": 100}, rounds={"min_members": 5})
     assert expected_noise(larger, Values(10_000)).ratio == pytest.approx(found.ratio / 2)
+
+
+def test_correlated_noise_is_expected_of_full_lots():
+    """Without N, members have the rows for which the mechanism's rate is defined: b lots, one for each class."""
+    banded = {**NOISED, "coefficients": best_coefficients(4, 20)}
+    job = job_of(mechanism=banded, rounds={"min_members": 5, "count": 5})
+    assert job.mechanism.band == 4
+    found = expected_noise(job, Values(10_000))
+    assert found.ratio == noise_to_signal(job.mechanism, 10_000, 1_000_000, 5)
+    assert found.ratio == expected_noise(job, Values(10_000), examples=200).ratio
+    # That is why correlated noise is chosen.
+    assert found.ratio < expected_noise(job_of(mechanism=NOISED, rounds={"min_members": 5}), Values(10_000)).ratio
+    assert found.lot == 50
+    # A step draws from one class of four, so 80 rows make lots of 20.
+    few = expected_noise(job, Values(10_000), examples=80)
+    assert few.ratio == pytest.approx(found.ratio * 50 / 20)
+    assert few.lot == 20
+    assert "lots of 20)" in few.sentences[0]
+    assert expected_noise(job, Values(10_000), examples=3).lot == 1
+
+
+@pytest.mark.parametrize(("band", "examples"), [(1, 50), (1, 99), (1, 100), (4, 399), (4, 400), (1, None), (4, None)])
+def test_a_doubled_lot_is_proposed_only_where_it_halves_the_ratio(band, examples):
+    def found(lot):
+        coefficients = best_coefficients(4, 20) if band == 4 else (1.0,)
+        job = job_of(mechanism={**NOISED, "lot": lot, "coefficients": coefficients}, rounds={"count": 5})
+        return expected_noise(job, Values(10_000), examples=examples)
+
+    one = found(50)
+    halves = found(100).ratio == pytest.approx(one.ratio / 2)
+    assert halves == (examples is None or examples >= 100 * band)
+    assert ("double the lot" in one.lower[0]) == halves
+    assert any("A doubled lot" in each for each in one.lower) == halves
+    assert one.lower[0].startswith("To halve it: train a quarter of the values, or have 12 members")
 
 
 def test_only_a_job_that_drowns_is_said_to():

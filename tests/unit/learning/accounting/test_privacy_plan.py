@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from learning.accounting.events import DiscreteGaussianSum, FixedLotGaussian, La
 from learning.accounting.filter import Limit
 from learning.accounting.gate import PrivacyFilter
 from learning.accounting.planning import (
+    MetricsCost,
     Setting,
     cost_of_job,
     noise_to_signal,
@@ -365,6 +367,44 @@ def test_a_job_file(tmp_path):
     assert said["gate"] == epsilon_at_gate(event, 1e-5, "add-remove")
     assert [row["rounds"] for row in said["rows"]][1] == 100
     assert said["rounds"] == 100
+
+
+@pytest.mark.parametrize(("multiplier", "examples"), [(1.0, 2000), (1.0, 1000), (1.2, 1000), (1.3, 2000)])
+def test_all_rounds_pass_the_limit_that_a_plan_prints(tmp_path, multiplier, examples):
+    """People copy it into a policy, and a ledger's limit can never be raised."""
+    mechanism = {"name": "dp-sgd", "noise_multiplier": multiplier, "lot": 100, "steps": 10}
+    job = job_document().model_copy(update={"mechanism": DpSgd.model_validate(mechanism)})
+    job = job.model_copy(update={"rounds": job.rounds.model_copy(update={"count": 20})})
+    file = tmp_path / "job.json"
+    file.write_bytes(job.canonical())
+    shown = run(file, "--examples", examples, "--epsilon", 8)
+    printed = float(re.search("need a limit of epsilon ([0-9.]+) at", shown)[1])
+    event = event_of_job(job, job.mechanism, examples)
+    assert rounds_affordable(event, Limit(printed, 1e-6), most=20) == 20
+    # It is no more than three digits need.
+    exact = json.loads(run(file, "--examples", examples, "--epsilon", 8, "--json"))["gate"]
+    assert exact <= printed < exact + 0.011
+    assert rounds_affordable(event, Limit(exact, 1e-6), most=20) == 20
+
+
+@pytest.mark.parametrize(("rounds", "epsilon"), [(20, 2.0), (30, 4.0), (5, 1.0), (50, 8.0)])
+def test_all_rounds_pass_at_the_epsilon_of_a_round_that_a_plan_prints(rounds, epsilon):
+    arguments = ("--mechanism", "laplace-update", "--examples", 1000, "--rounds", rounds, "--epsilon", epsilon)
+    shown = run(*arguments)
+    columns, cells = shown.splitlines()[1].split("  "), shown.splitlines()[2].split()
+    at = [each.strip() for each in columns if each.strip()].index("EPSILON A ROUND")
+    printed = float(cells[at])
+    limit = Limit(epsilon, 1e-6)
+    event = event_of_round(LaplaceUpdate(epsilon=printed), 1000)
+    assert rounds_affordable(event, limit, most=rounds) == rounds
+    exact = 1 / json.loads(run(*arguments, "--json"))["rows"][0]["gate"]
+    assert exact * 0.99 < printed <= exact
+
+
+def test_the_costs_of_metrics_are_rounded_up():
+    cost = MetricsCost(rounds=20, measured=10, alone=0.6701, without=4.1101, together=4.1801, delta=1e-6)
+    assert "alone counts as epsilon 0.671 at delta 1e-06, and makes the job's 4.12 into 4.19" in cost.sentence
+    assert cost.as_json()["alone"] == 0.6701
 
 
 def test_a_job_document_knows_its_values(tmp_path):

@@ -53,3 +53,12 @@ def test_an_audit_that_could_not_have_refuted_its_claim_is_not_sound() -> None:
     assert report_of(1.0, 1.15).verdict == "sound"
     assert report_of(1.0, 1.15, 1.1).verdict == "above-claim"
     assert report_of(2.0, 1.15).sentences()[-1].startswith("cannot tell:")
+
+
+def test_lower_bounds_are_rounded_down_and_claims_up() -> None:
+    found = report_of(1.2341, 1.1568, 0.5678)
+    assert "epsilon is at least 0.567, claimed 1.24 (" in found.sentences()[0]
+    assert "cannot show more than 1.16" in found.sentences()[0]
+    told = report_of(1.2341, 1.15678, 0.567896).as_json()
+    assert (told["lower_bound"], told["tests"][0]["lower_bound"]) == (0.56789, 0.56789)
+    assert (told["tests"][0]["claim"], told["tests"][0]["possible"]) == (1.2341, 1.1567)

@@ -27,6 +27,7 @@ from learning.training.local import TrainingCancelled
 from learning.training.update import TrainingLost
 from tacit.manifest import Manifest
 from tacit.reason import Reason
+from tacit.rounding import rounded_up
 from tests.support import party
 from tests.support.toy_jobs import DP_SGD, bundle_of, examples_of, trained
 from tests.support.toy_texts import LABELS, Seeded
@@ -203,7 +204,7 @@ def test_a_dry_run_says_how_many_texts_are_generated_and_their_cost(tmp_path, id
     _show(plan, member)
     said = capsys.readouterr().out
     assert "the model trained here makes 40 synthetic texts, which are released once you approve" in said
-    assert f"the histogram of your labels is charged too: epsilon {of_histogram():.3g} alone" in said
+    assert f"the histogram of your labels is charged too: epsilon {rounded_up(of_histogram()):g} alone" in said
     plain = bundle_of(model={"variant": "published"})
     lenient = dataclasses.replace(member, policy=Policy(mechanisms=("none",), corpora="always"))
     notes = plan_of(plain.document, plain.manifest, lenient).notes
@@ -216,7 +217,7 @@ def test_a_plan_names_the_charge_for_the_histogram(tmp_path):
     path.write_bytes(bundle_of(mechanism=DP_SGD, corpus=HOLD).document.canonical())
     done = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])
     assert done.exit_code == 0, done.output
-    beside = f"is charged too: alone it costs epsilon {of_histogram():.3g}."
+    beside = f"is charged too: alone it costs epsilon {rounded_up(of_histogram()):g}."
     assert f"When the job is finished, the histogram of your labels {beside}" in done.output
     path.write_bytes(bundle_of(mechanism=DP_SGD).document.canonical())
     without = CliRunner().invoke(app, ["privacy", "plan", str(path), "--examples", "500", "--epsilon", "8"])

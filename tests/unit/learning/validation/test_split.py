@@ -99,6 +99,50 @@ def test_few_units_are_all_measured():
     assert split.measured([], 1000).shape == (0,)
 
 
+@pytest.mark.parametrize("max_units", [1, 2, 10, 30, 36, 50, 100, 2000])
+def test_all_units_are_measured_where_the_vector_has_room_for_all_of_them(max_units):
+    rows = units(max_units)
+    split = Split(KEY, SHARE)
+    assert split.measured(rows, max_units, everything=True).all()
+    assert split.measured(rows, max_units).tolist() == split.kept_back(rows).tolist()
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("max_units", [1, 2, 10, 30, 36, 37, 50, 100])
+def test_of_more_units_at_least_half_of_what_the_vector_has_room_for_are_measured(max_units, everything):
+    """A charge for noise alone would tell nobody anything. Mean over many keys: one key may find no unit at all."""
+    rows = units(max(10 * max_units, 100))
+    keys = [hashlib.sha256(b"%d" % at).digest() for at in range(200)]
+    found = [int(Split(key, SHARE).measured(rows, max_units, everything=everything).sum()) for key in keys]
+    # Four standard errors of a mean of Poisson numbers.
+    error = 4 * np.sqrt(max_units / 2 / len(keys))
+    assert max_units / 2 - error < np.mean(found) < max_units
+    assert max(found) <= max_units + 6 * np.sqrt(max_units)
+
+
+@pytest.mark.parametrize("max_units", [20, 30])
+@pytest.mark.parametrize("everything", [False, True])
+def test_no_row_moves_another_also_where_the_vector_is_small(max_units, everything):
+    """The threshold is a function of N, the share and `max_units`, whichever units there are."""
+    split = Split(KEY, SHARE)
+    for count in (max_units, max_units + 1, 10 * max_units):
+        rows = units(count)
+        before = split.measured(rows, max_units, everything=everything)
+        for at in range(0, count, 7):
+            for other in (b"another row", rows[0]):
+                after = split.measured(
+                    [*rows[:at], other, *rows[at + 1 :]], max_units, population=count, everything=everything
+                )
+                assert np.delete(after, at).tolist() == np.delete(before, at).tolist()
+
+
+def test_rows_of_one_unit_are_never_too_many():
+    rows = units(5_000)
+    split = Split(KEY, SHARE)
+    assert split.measured(rows, None).tolist() == split.kept_back(rows).tolist()
+    assert split.measured(rows, None, everything=True).all()
+
+
 @pytest.mark.parametrize(
     ("key", "share", "said"), [(b"short", 0.2, "32 bytes"), (KEY, 0.0, "share"), (KEY, 0.6, "0.5")]
 )
