@@ -56,7 +56,7 @@ from tacit.job import JobDocument
 from tacit.traces import SPAN_BYTES
 from tacit.verification import Verification
 from toolkit.console import ExitCode, fail
-from toolkit.logs import configure
+from toolkit.logs import configure, configure_beside
 
 log = structlog.get_logger("edge_client")
 
@@ -70,7 +70,7 @@ class RunOptions:
     data: Path
     # The rows themselves, if a program holds them; then `data` is only a word for them.
     rows: tuple[Example, ...] | None = None
-    # Whether a program runs the member, which keeps its own logs and signals.
+    # Whether a program runs the member, which keeps its own logs, output and signals.
     embedded: bool = False
     # Addresses of the federation's coordinators in place of those of the enrolment, in the order in which to dial them.
     coordinators: tuple[str, ...] = ()
@@ -285,11 +285,8 @@ def run_member(
         CommandFailed: The input cannot be used, the coordinator refuses this member for good, or too many members
             declined the jobs.
     """
-    terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
-    # A program that runs a member may have logs of its own.
-    if not options.embedded or not structlog.is_configured():
-        level = "warning" if terminal or options.embedded else "info"
-        configure("json" if options.as_json else options.log_format or "console", level)
+    terminal = observer is None and _on_a_terminal(options)
+    _set_up_logs(options, terminal)
     withdrawals = _still_taking_part(options)
     member = load_member(options, takes_part=True)
     if skipped := member.skipped:
@@ -358,6 +355,19 @@ def run_member(
                 fail(stopped.sentence, ExitCode.REFUSED)
             except JobsUnfinished as unfinished:
                 fail(unfinished.sentence, ExitCode.FAILED)
+
+
+def _on_a_terminal(options: RunOptions) -> bool:
+    """Whether lines for a person are shown. Beside them, standard output would no longer be a program's own."""
+    return options.log_format is None and not options.as_json and not options.embedded and sys.stderr.isatty()
+
+
+def _set_up_logs(options: RunOptions, terminal: bool) -> None:
+    if options.embedded:
+        configure_beside("edge_client")
+    else:
+        form = "json" if options.as_json else options.log_format or "console"
+        configure(form, "warning" if terminal else "info")
 
 
 def _still_taking_part(options: RunOptions) -> WithdrawalFolder:
