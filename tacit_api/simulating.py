@@ -81,11 +81,16 @@ class Simulated:
             ValueError: there is no such version, or the model cannot be exported.
         """
         from export.bundle import read_job_bundle
+        from export.card import Origin
         from simulation.rounds import backbone_of
 
+        number = len(self.rounds) if number is None else number
         bundle = read_job_bundle(self.folder / "bundle")
         parts = bundle.document, bundle.manifest, self._bytes(number), bundle.public_tokenizer, Path(out)
-        more: dict[str, Any] = {} if (backbone := backbone_of(bundle)) is None else {"backbone": backbone}
+        # Each round makes one version.
+        more: dict[str, Any] = {"origin": Origin(number, round=number)}
+        if (backbone := backbone_of(bundle)) is not None:
+            more["backbone"] = backbone
         if writes(self.job.model):
             from export.generator import export_generator
             from learning.text.turns import Dialogue

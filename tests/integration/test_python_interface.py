@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import json
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from contextlib import ExitStack
 import numpy as np
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 import tacit
+from coordinator.cli import app
 from coordinator.cli.common import operator_stub
 from coordinator.rounds.in_memory import InMemory
 from export.bundle import make_job_bundle, read_job_bundle
@@ -22,6 +25,8 @@ from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
 from tacit.vector import layout_of
+from tests.support.toy_jobs import spec_of
+from tests.support.toy_texts import LIST
 from tests.support.tried_jobs import TOML, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
@@ -38,7 +43,7 @@ def town(tmp_path_factory):
 
 
 def test_a_job_from_rows_to_a_model(town, tmp_path):
-    job, _ = written_job(tmp_path, NONE)
+    job, _ = written_job(tmp_path, NONE + '[average]\nkind = "tail"\nlast = 2\n')
     rows = written_rows(120)
     parts = {name: [(row["text"], row["label"]) for row in rows[at::3]] for at, name in enumerate(town.members)}
     done = town.train(job, parts)
@@ -47,8 +52,49 @@ def test_a_job_from_rows_to_a_model(town, tmp_path):
     assert all(any((member.home / "receipts").rglob("*.json")) for member in town.members.values())
     model = tacit.load(town.coordinator.export("tried", tmp_path / "model"))
     assert model.predict(["the sun"])[0].label in ("day", "night")
+    # It says where it comes from, as what the command writes does.
+    _exported(town, "tried", tmp_path / "theirs")
+    for file in ("README.md", "model.onnx"):
+        assert (tmp_path / "model" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| version | 2, `" in card
+    assert "| rounds | 2 of 2 |" in card
+    assert "3 in the last |" in card
+    mean = town.coordinator.export("tried", tmp_path / "mean", version="average")
+    assert "the average of versions 1 to 2 (equal weights)" in (mean / "README.md").read_text()
+    assert json.loads((mean / "bundle.json").read_text())["model"]["averaged"] == [1, 2]
     assert [each["name"] for each in town.coordinator.jobs()] == ["tried"]
     assert {each["name"] for each in town.coordinator.members()} == set(town.members)
+
+
+def _exported(town, job, out):
+    words = ["export", job, "--out", out, "--no-passport", "--operator", town.coordinator.folder]
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0
+
+
+def test_a_model_that_writes_text_and_labels_none_is_refused(town, tmp_path):
+    """By export and by evaluate, with the command that has a use for it."""
+    (tmp_path / "words.txt").write_text("\n".join(LIST) + "\n")
+    make_job_bundle(spec_of(name="rhymes"), tmp_path, tmp_path / "bundle")
+    town.coordinator.create(tmp_path / "bundle")
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"text": "a sun", "label": "day"}) + "\n")
+    says = "job rhymes trains an rvae, .* sample its texts with `coordinator sample rhymes --out FOLDER`"
+    with pytest.raises(CommandFailed, match=says) as failed:
+        town.coordinator.export("rhymes", tmp_path / "model")
+    assert failed.value.code is ExitCode.USAGE
+    words = ["evaluate", "rhymes", "--data", data, "--operator", town.coordinator.folder]
+    with pytest.raises(CommandFailed, match=says) as failed:
+        CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert failed.value.code is ExitCode.USAGE
+
+
+def test_a_place_that_holds_something_else_is_refused_before_anything_is_fetched(town, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(CommandFailed, match=r"thesis\.txt") as failed:
+        town.coordinator.export("nothing", tmp_path)
+    assert failed.value.code is ExitCode.USAGE
 
 
 METHODS = {

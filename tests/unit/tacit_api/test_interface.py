@@ -75,7 +75,11 @@ def test_a_data_frame_becomes_rounds_a_history_and_a_plot(found, tmp_path):
 
 
 def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
-    model = tacit.load(found[0].export(tmp_path / "model"))
+    folder = found[0].export(tmp_path / "model")
+    card = (folder / "README.md").read_text()
+    assert "| version | 2, `" in card
+    assert "| rounds | 2 of 2 |" in card
+    model = tacit.load(folder)
     assert model.labels == ("day", "night")
     (answer,) = model.predict(["the sun was bright"])
     assert answer.label in ("day", "night")
