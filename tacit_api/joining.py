@@ -130,15 +130,20 @@ class Member:
         # Before the import below, which imports gRPC.
         only_tls_13()
         with naming_extra("tacit.Member", "edge"):
+            from edge_client.agent.dry_run import describing
             from edge_client.agent.runner import RunOptions, run_member
 
-        told: dict[str, Any] = {"data": Path("rows in memory")}
+        rows, named = None, "rows in memory"
         if isinstance(data, str | Path):
-            told = {"data": Path(data), "text": text, "label": label, "text_b": text_b}
+            named = str(data)
         else:
-            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
+            rows = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
         options = RunOptions(
-            **told,
+            data=Path(named),
+            rows=rows,
+            text=text,
+            label=label,
+            text_b=text_b,
             person=person,
             home=self.home,
             data_name=ledger,
@@ -148,7 +153,7 @@ class Member:
             until_finished=until_finished,
             embedded=True,
         )
-        _in_a_loop(lambda: run_member(options, started=self._begun), self._ask_to_stop)
+        _in_a_loop(lambda: run_member(options, describe=describing(options), started=self._begun), self._ask_to_stop)
 
     def start(self, data: Data, **options: Any) -> Self:
         """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""

@@ -270,7 +270,8 @@ def _alone(home: Path) -> Iterator[IO[str]]:
 def run_member(
     options: RunOptions,
     observer: Observer | None = None,
-    describe: Callable[[Member], Describe] | None = None,
+    *,
+    describe: Callable[[Member], Describe],
     started: Callable[[Callable[[], None] | None], None] = lambda _: None,
 ) -> None:
     """Runs the member until it is interrupted or, with `until_finished`, until every job is over.
@@ -278,7 +279,7 @@ def run_member(
     Args:
         options: The options of `edge_client run`.
         observer: Watches the member; None: the terminal or the log.
-        describe: How the member describes a job to its stewards, if its policy asks them.
+        describe: How the member describes a job to its stewards, if its policy asks them (`dry_run.describing`).
         started: Called with a function that ends the member, which any thread may call, and with None once it ended.
 
     Raises:
@@ -389,7 +390,7 @@ def _still_taking_part(options: RunOptions) -> WithdrawalFolder:
     return found
 
 
-def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe] | None) -> Desk | None:
+def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe]) -> Desk | None:
     """The desk that asks the stewards about each job. None: the policy asks nobody."""
     if not member.policy.asks:
         return None
@@ -400,7 +401,7 @@ def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe]
         federation=member.identity.federation,
         member=member.identity.member,
         data=member.data_name,
-        describe=None if describe is None else describe(member),
+        describe=describe(member),
     )
 
 

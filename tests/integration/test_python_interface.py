@@ -19,12 +19,16 @@ import tacit
 from coordinator.cli import app
 from coordinator.cli.common import operator_stub
 from coordinator.rounds.in_memory import InMemory
+from edge_client.approval.desk import Desk
+from edge_client.approval.folder import ApprovalFolder
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.text.data import Example
 from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
 from tacit.vector import layout_of
+from tests.support.processes import PATIENCE
+from tests.support.stewards import MARY
 from tests.support.toy_jobs import spec_of
 from tests.support.toy_texts import LIST
 from tests.support.tried_jobs import TOML, written_job, written_rows
@@ -207,6 +211,33 @@ def test_a_job_that_too_few_take_part_in_fails_at_once_and_goes_on_later(town, t
             member = town.members[name].start(own, ledger="local", jobs=("refused",), until_finished=False)
             running.enter_context(member)
         assert town.coordinator.finished("refused")["version_number"] == 2
+
+
+def test_stewards_read_a_dry_run_of_the_programs_rows(town, tmp_path, monkeypatch):
+    job, _ = written_job(tmp_path, NONE.replace('"tried"', '"asked"'))
+    member, ask, asked = town.members["south"], Desk.ask, threading.Event()
+
+    async def waited_for(self, *given):
+        await ask(self, *given)
+        asked.set()
+
+    monkeypatch.setattr(Desk, "ask", waited_for)
+    policy = member.home / "policy.toml"
+    before = policy.read_text()
+    policy.write_text(before + f'jobs = "ask"\nstewards = {{ mary = "{MARY.public.hex()}" }}\n')
+    rows = [{"story": row["text"], "when": row["label"]} for row in written_rows(30)]
+    town.coordinator.create(job)
+    try:
+        with member.start(rows, ledger="asked", jobs=("asked",), until_finished=False, text="story", label="when"):
+            assert asked.wait(PATIENCE)
+    finally:
+        policy.write_text(before)
+        town.coordinator.change("asked", "abort")
+    request = ApprovalFolder(member.home, "asked", "asked").request()
+    assert request.lines[0] == "reads rows in memory: the columns story, when"
+    assert any("epsilon" in line for line in request.lines)
+    told = request.dry_run()
+    assert (told["columns"], told["rows"]) == (["story", "when"], 30)
 
 
 def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
