@@ -26,6 +26,7 @@ from export.causal_file import FileRefused, check_causal_file
 from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle, read_index
+from toolkit.several import check_several
 
 # `Dialogue` is re-exported for commands, which may import from this package only.
 __all__ = [
@@ -145,8 +146,9 @@ class TextStream:
             stop: strings at which the response ends; they are no part of it.
 
         Raises:
-            ValueError: a stop string is empty.
+            ValueError: a stop string is empty, or one string is given for a list.
         """
+        check_several(stop, "stop")
         if "" in stop:
             raise ValueError("a stop string is empty; give at least one character, or leave it out")
         self._decode, self._stop = decode, tuple(stop)
@@ -483,7 +485,7 @@ class Generator:
         Raises:
             PromptTooLong: the model has no room for a response.
             ModelFailed: the model gives no logits, now or as it is iterated over.
-            ValueError: a stop string is empty, or the template has no turn of a role.
+            ValueError: a stop string is empty or `stop` one string, or the template has no turn of a role.
         """
         ids = self.prompt_ids(dialogue)
         row = self._row(ids, sampling, max_new_tokens, stop)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from tacit_api.rows import Data, rows_of
 from toolkit.console import CommandFailed
 from toolkit.install import naming_extra
+from toolkit.several import check_several
 
 __all__ = ["Member"]
 
@@ -94,6 +95,7 @@ class Member:
         Raises:
             CommandFailed: the input cannot be used, the coordinator refuses this member for good, or jobs did not
                 finish.
+            ValueError: `jobs` or `backbones` is one string.
             KeyboardInterrupt: somebody pressed Ctrl-C; the member has said goodbye.
         """
         # An earlier `stop` is over. One that comes from now on counts, even before the member has begun.
@@ -127,6 +129,8 @@ class Member:
     ) -> None:
         from tacit_api.tls import only_tls_13
 
+        check_several(jobs, "jobs")
+        check_several(backbones, "backbones")
         # Before the import below, which imports gRPC.
         only_tls_13()
         with naming_extra("tacit.Member", "edge"):

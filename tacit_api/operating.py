@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from toolkit.console import CommandFailed, ExitCode
+from toolkit.several import check_several
 
 __all__ = ["AsyncCoordinator", "Coordinator"]
 
@@ -78,8 +79,9 @@ class AsyncCoordinator:
 
         Raises:
             CommandFailed: it was paused or aborted, there is no such job, or too few of `members` are left.
-            ValueError: one of `members` is not enrolled.
+            ValueError: one of `members` is not enrolled, or `members` is one string.
         """
+        check_several(members, "members")
         await self.job(name)
         if members is not None:
             known = {each["name"] for each in await self.members()}
