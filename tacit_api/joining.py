@@ -160,8 +160,12 @@ class Member:
         _in_a_loop(lambda: run_member(options, describe=describing(options), started=self._begun), self._ask_to_stop)
 
     def start(self, data: Data, **options: Any) -> Self:
-        """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""
-        if self._ended is not None:
+        """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context.
+
+        Raises:
+            RuntimeError: it runs already. One that ended by itself may start again, and why it ended is then forgotten.
+        """
+        if self.running:
             raise RuntimeError("this member runs already; stop it first")
         self._wants_stop = False
         self._ended = _in_a_thread(lambda: self._run(data, **options), f"tacit-{self.home.name}")

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import sys
+from concurrent.futures import wait
 
 import pytest
 import structlog
@@ -48,6 +49,18 @@ def logged():
     root.handlers[:], root.level = [Kept()], logging.INFO
     yield lines
     root.handlers[:], root.level = before
+
+
+def test_a_member_that_ended_by_itself_starts_again(home):
+    member = tacit.Member(home / "nowhere").start(ROWS, ledger="own")
+    assert not wait([member._ended]).not_done
+    assert not member.running
+    member.home = home
+    with member.start(ROWS, ledger="own"):
+        assert member.running
+        with pytest.raises(RuntimeError, match="this member runs already; stop it first"):
+            member.start(ROWS, ledger="own")
+    assert not member.running
 
 
 def test_logging_stays_as_it_is(home, logged):
