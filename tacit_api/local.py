@@ -157,7 +157,9 @@ _PORTS = ("enrolment", "federation", "metrics")
 @contextmanager
 def _serving(folder: Path, log: Path) -> Iterator[None]:
     """The coordinator's process."""
+    _wait_until_free(folder)
     with log.open("ab") as lines:
+        since = lines.tell()
         process = subprocess.Popen(
             _command("coordinator", "serve", "--dir", folder, "--log-format", "json", ends_with_input=True),
             stdin=subprocess.PIPE,
@@ -167,7 +169,7 @@ def _serving(folder: Path, log: Path) -> Iterator[None]:
             start_new_session=True,
         )
     try:
-        _wait_until_served(folder, process, log)
+        _wait_until_served(process, log, since)
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -180,18 +182,44 @@ def _serving(folder: Path, log: Path) -> Iterator[None]:
             process.wait()
 
 
-def _wait_until_served(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_until_free(folder: Path) -> None:
+    """Waits while the port answers, but not for ever: the coordinator of a program that just ended may still be ending.
+
+    If it is another program's, then our coordinator says so.
+    """
     from coordinator.config import load_config
 
-    port, until = load_config(folder).federation_port, time.monotonic() + _STARTS
+    port, until = load_config(folder).federation_port, time.monotonic() + _ENDS
     while time.monotonic() < until:
-        if process.poll() is not None:
-            told = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
-            raise CommandFailed(f"the coordinator ended at once: {' '.join(told)}; see {log}", ExitCode.FAILED)
         with socket.socket() as tried:
             tried.settimeout(0.2)
-            if tried.connect_ex(("127.0.0.1", port)) == 0:
+            if tried.connect_ex(("127.0.0.1", port)) != 0:
                 return
+        time.sleep(0.05)
+
+
+def _wait_until_served(process: "subprocess.Popen[bytes]", log: Path, since: int) -> None:
+    """Waits until the process itself says that it serves. Whoever answers on its port may be another one.
+
+    Args:
+        process: the coordinator.
+        log: where it writes.
+        since: the size of the log before it began, in bytes.
+    """
+    until = time.monotonic() + _STARTS
+    while time.monotonic() < until:
+        # In this order: what it wrote before it ended is read.
+        ended = process.poll() is not None
+        with log.open("rb") as lines:
+            lines.seek(since)
+            told = lines.read().decode(errors="replace")
+        if ended:
+            raise CommandFailed(
+                f"the coordinator ended at once: {' '.join(told.splitlines()[-1:])}; see {log}", ExitCode.FAILED
+            )
+        # Within a value of a line of JSON, the quotation marks would be escaped.
+        if '"event": "serving"' in told:
+            return
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
     raise CommandFailed(f"the coordinator does not serve after {_STARTS:.0f} s; see {log}", ExitCode.FAILED)

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 import tacit
 from coordinator.cli import app
 from coordinator.cli.common import operator_stub
+from coordinator.config import load_config
 from coordinator.rounds.in_memory import InMemory
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
@@ -27,6 +29,7 @@ from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
 from tacit.vector import layout_of
+from tacit_api import local
 from tests.support.processes import PATIENCE
 from tests.support.stewards import MARY
 from tests.support.toy_jobs import spec_of
@@ -286,6 +289,42 @@ with tacit.local_federation(0, folder={str(tmp_path / "town")!r}):
         (coordinator,) = psutil.Process(program.pid).children()
         program.kill()
     assert psutil.wait_procs([coordinator], timeout=30)[0]
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """The folder of a federation that ended, and its coordinator's port."""
+    with tacit.local_federation(0, folder=tmp_path / "town"):
+        pass
+    return tmp_path / "town", load_config(tmp_path / "town" / "coordinator").federation_port
+
+
+def test_a_coordinator_that_still_ends_is_waited_for(ended):
+    """As after a kernel was started anew. Until then, its port answers."""
+    folder, port = ended
+    with socket.create_server(("127.0.0.1", port)) as earlier:
+
+        def ends():
+            earlier.accept()[0].close()
+            earlier.close()
+
+        thread = threading.Thread(target=ends, daemon=True)
+        thread.start()
+        with tacit.local_federation(0, folder=folder) as town:
+            assert town.coordinator.jobs() == []
+        thread.join()
+
+
+def test_another_program_on_the_port_is_not_taken_for_the_coordinator(ended, monkeypatch):
+    folder, port = ended
+    monkeypatch.setattr(local, "_ENDS", 0.1)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(CommandFailed, match=f"ended at once: .*port {port} on .* cannot be used") as failed,
+        tacit.local_federation(0, folder=folder),
+    ):
+        pytest.fail("it was taken for the coordinator")
+    assert failed.value.code is ExitCode.FAILED
 
 
 def below(process=None):
