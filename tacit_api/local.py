@@ -19,6 +19,7 @@ from tacit_api.joining import Member
 from tacit_api.operating import Coordinator, Job
 from tacit_api.rows import Data
 from toolkit.console import CommandFailed, ExitCode
+from toolkit.several import check_several
 
 __all__ = ["LocalFederation", "local_federation"]
 
@@ -66,8 +67,9 @@ class LocalFederation:
 
         Raises:
             CommandFailed: a member ended, too few members take part, or the job did not finish.
+            ValueError: the rows are not those of members.
         """
-        rows = dict(data) if isinstance(data, Mapping) else dict(zip(self.members, data, strict=True))
+        rows = dict(data) if isinstance(data, Mapping) else self._in_order(data)
         if unknown := sorted(rows.keys() - self.members.keys()):
             raise ValueError(f"there is no member {unknown[0]!r}; there are {', '.join(self.members)}")
         name = str(self.coordinator.create(job, backbones=backbones)["name"])
@@ -77,6 +79,16 @@ class LocalFederation:
                 running.enter_context(started)
             self._wait(name, {member: self.members[member] for member in rows})
         return self.coordinator.job(name)
+
+    def _in_order(self, data: Sequence[Data]) -> dict[str, Data]:
+        """The rows of each member. Raises ValueError unless there are as many."""
+        check_several(data, "data")
+        if len(data) != len(self.members):
+            raise ValueError(
+                f"{len(data)} {'set' if len(data) == 1 else 'sets'} of rows for {len(self.members)} members: "
+                f"{', '.join(self.members)}; give each its own, in this order or by name"
+            )
+        return dict(zip(self.members, data, strict=True))
 
     def _wait(self, job: str, members: Mapping[str, Member]) -> None:
         """Waits until the job is over, a member ended before it, or too few members take part."""
@@ -120,7 +132,9 @@ def local_federation(
 
     Raises:
         CommandFailed: the coordinator does not start.
+        ValueError: `members` is one string.
     """
+    check_several(members, "members")
     names = tuple(f"member-{number}" for number in range(1, members + 1)) if isinstance(members, int) else members
     kept = None if folder is not None else tempfile.mkdtemp(prefix="tacit-federation-")
     place = Path(kept or str(folder))

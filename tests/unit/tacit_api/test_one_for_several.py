@@ -12,6 +12,7 @@ from learning.text.cloze_tokenizer import own_form
 from learning.text.encoder import TextEncoder, word_tokenizer, wordpiece_tokenizer
 from learning.text.vocabulary import own_tokenizer
 from tacit.prompt import parse_template
+from tacit_api.local import LocalFederation
 from tests.support.tiny_models import tokenizer_of
 
 ROWS = [("the sun", "day")]
@@ -64,6 +65,35 @@ def test_an_option_of_a_member(more, tmp_path):
     member.start(ROWS, ledger="own", **more)
     with pytest.raises(ValueError, match="give a list"):
         member.wait()
+
+
+def test_members_of_a_local_federation(tmp_path):
+    """Members a, b and c."""
+    with (
+        pytest.raises(ValueError, match="members is one string; give a list, also of one"),
+        tacit.local_federation("abc", folder=tmp_path / "town"),
+    ):
+        pytest.fail("it started")
+    assert not (tmp_path / "town").exists()
+
+
+def federation(tmp_path):
+    """Of three members, whose coordinator is asked nothing."""
+    return LocalFederation(tmp_path, None, {name: tacit.Member(tmp_path / name) for name in ("a", "b", "c")})
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("xyz", "data is one string; give a list"),
+        ([ROWS, ROWS], "2 sets of rows for 3 members: a, b, c; give each its own, in this order or by name"),
+        ([ROWS] * 4, "4 sets of rows for 3 members"),
+        (ROWS, "1 set of rows for 3 members"),
+    ],
+)
+def test_rows_of_the_members_of_a_local_federation(data, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        federation(tmp_path).train("job.toml", data)
 
 
 def test_members_that_are_waited_for(tmp_path):
