@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pandas
@@ -106,6 +107,21 @@ def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
 def test_rows_that_cannot_be_used(data, says):
     with pytest.raises(DataInvalid, match=says):
         rows_of(data, text="text", label="label")
+
+
+def test_a_frame_that_is_not_pandas_is_refused():
+    """Of polars, which the tests do not install: names of columns are a list, and iteration gives columns."""
+
+    class DataFrame:
+        columns: ClassVar = ["text", "label"]
+
+        def to_dict(self):
+            pytest.fail("it gives columns")
+
+    DataFrame.__module__ = "polars.dataframe.frame"
+    says = r"a DataFrame of polars is not read; give its rows \(in polars: frame.to_dicts\(\)\), or a pandas DataFrame"
+    with pytest.raises(DataInvalid, match=says):
+        rows_of(DataFrame(), text="text", label="label")
 
 
 def test_rows_in_memory_are_those_of_a_file(tmp_path):
