@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tacit_api.rows import Data, rows_of
+from tacit_api.torch_threads import threads_kept
 from toolkit.console import CommandFailed
 from toolkit.install import naming_extra
 from toolkit.several import check_several
@@ -157,7 +158,12 @@ class Member:
             until_finished=until_finished,
             embedded=True,
         )
-        _in_a_loop(lambda: run_member(options, describe=describing(options), started=self._begun), self._ask_to_stop)
+
+        def runs() -> None:
+            with threads_kept():
+                run_member(options, describe=describing(options), started=self._begun)
+
+        _in_a_loop(runs, self._ask_to_stop)
 
     def start(self, data: Data, **options: Any) -> Self:
         """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context.

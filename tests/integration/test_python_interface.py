@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
 import psutil
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import tacit
@@ -53,7 +55,11 @@ def test_a_job_from_rows_to_a_model(town, tmp_path):
     job, _ = written_job(tmp_path, NONE + '[average]\nkind = "tail"\nlast = 2\n')
     rows = written_rows(120)
     parts = {name: [(row["text"], row["label"]) for row in rows[at::3]] for at, name in enumerate(town.members)}
-    done = town.train(job, parts)
+    with torch_threads(2):
+        done = town.train(job, parts)
+        # Each member trained with one. What a thread that comes later gets is what the program had.
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2
     assert (done["status"], done["version_number"]) == ("finished", 2)
     # A ledger of that name is in each home: a member in a thread is a member.
     assert all(any((member.home / "receipts").rglob("*.json")) for member in town.members.values())
@@ -72,6 +78,17 @@ def test_a_job_from_rows_to_a_model(town, tmp_path):
     assert json.loads((mean / "bundle.json").read_text())["model"]["averaged"] == [1, 2]
     assert [each["name"] for each in town.coordinator.jobs()] == ["tried"]
     assert {each["name"] for each in town.coordinator.members()} == set(town.members)
+
+
+@contextlib.contextmanager
+def torch_threads(count):
+    """A program that has set torch's number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _exported(town, job, out):

@@ -7,12 +7,14 @@ from typing import ClassVar
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import tacit
 from learning.text.data import DataInvalid, read_data
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from tacit_api.rows import rows_of
+from tacit_api.torch_threads import threads_kept
 from tests.support.tried_jobs import TOML, written_job, written_rows
 
 
@@ -48,6 +50,39 @@ def found(tmp_path_factory):
     seen = []
     rows = pandas.DataFrame(written_rows(120))
     return tacit.simulate(file, rows, members=3, partition="column", column="site", progress=seen.append), seen
+
+
+def test_the_last_one_to_end_gives_torchs_threads_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with threads_kept():
+            torch.set_num_threads(1)
+            with threads_kept():
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_simulation_leaves_torchs_threads_as_they_were(tmp_path):
+    """Its members train with one thread. Also if it fails."""
+    file, _ = written_job(tmp_path)
+    rows, before = written_rows(60), torch.get_num_threads()
+    seen = []
+
+    def fails(_):
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tacit.simulate(file, rows, members=3, progress=fails)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_loading_without_onnxruntime_names_the_extra(found, tmp_path, monkeypatch):
