@@ -26,6 +26,7 @@ from export.causal_file import FileRefused, check_causal_file
 from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle, read_index
+from toolkit.several import check_several
 
 # `Dialogue` is re-exported for commands, which may import from this package only.
 __all__ = [
@@ -145,8 +146,9 @@ class TextStream:
             stop: strings at which the response ends; they are no part of it.
 
         Raises:
-            ValueError: a stop string is empty.
+            ValueError: a stop string is empty, or one string is given for a list.
         """
+        check_several(stop, "stop")
         if "" in stop:
             raise ValueError("a stop string is empty; give at least one character, or leave it out")
         self._decode, self._stop = decode, tuple(stop)
@@ -291,12 +293,18 @@ class Response:
 
 
 class Writing:
-    """A response as it is written: iterate over its pieces of text. `response` is there once the iteration ends."""
+    """A response as it is written: iterate over its pieces of text. `response` is there once the iteration ends.
+
+    Iterating again goes on where it stopped.
+    """
 
     def __init__(self, row: "_Row", step: Callable[[int], NDArray[np.float32]], logits: NDArray[np.float32]) -> None:
         """Starts after the prefill. logits: (V,) of the first new token."""
-        self._row, self._step, self._logits = row, step, logits
+        self._row = row
         self._said: list[str] = []
+        # One for all iterations. It holds no reference to this object, which would keep the cache's memory from being
+        # freed at once.
+        self._pieces = _pieces_of(row, step, logits, self._said)
 
     @property
     def response(self) -> Response:
@@ -304,15 +312,21 @@ class Writing:
         return self._row.response("".join(self._said))
 
     def __iter__(self) -> Iterator[str]:
-        """Yields pieces of text, as they become certain."""
-        while True:
-            piece = self._row.take(self._logits)
-            if piece:
-                self._said.append(piece)
-                yield piece
-            if self._row.ended is not None:
-                return
-            self._logits = self._step(self._row.last)
+        """The pieces of text that were not taken yet, as they become certain."""
+        return self._pieces
+
+
+def _pieces_of(
+    row: "_Row", step: Callable[[int], NDArray[np.float32]], logits: NDArray[np.float32], said: list[str]
+) -> Iterator[str]:
+    while True:
+        piece = row.take(logits)
+        if piece:
+            said.append(piece)
+            yield piece
+        if row.ended is not None:
+            return
+        logits = step(row.last)
 
 
 class _Row:
@@ -483,7 +497,7 @@ class Generator:
         Raises:
             PromptTooLong: the model has no room for a response.
             ModelFailed: the model gives no logits, now or as it is iterated over.
-            ValueError: a stop string is empty, or the template has no turn of a role.
+            ValueError: a stop string is empty or `stop` one string, or the template has no turn of a role.
         """
         ids = self.prompt_ids(dialogue)
         row = self._row(ids, sampling, max_new_tokens, stop)

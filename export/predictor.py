@@ -22,6 +22,7 @@ from learning.text.data import TextRow
 from learning.text.encoder import TextEncoder
 from tacit.bundle import BundleInvalid, Labels, ModelFacts, backbone_folder, read_bundle
 from tacit.documents import DocumentInvalid
+from toolkit.several import check_several
 
 __all__ = ["Prediction", "Predictor"]
 
@@ -95,8 +96,9 @@ class Predictor:
             batch: number of texts that go through the model at once.
 
         Raises:
-            ValueError: a text is given but the model reads pairs, or the reverse.
+            ValueError: a text is given but the model reads pairs, or the reverse; or one string for a list.
         """
+        check_several(texts, "texts")
         rows = [np.empty((0, len(self.labels)), dtype=np.float32)]
         for first in range(0, len(texts), batch):
             rows.append(self._run(self._encoder.encode(texts[first : first + batch])))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from tacit_api.rows import Data, rows_of
+from tacit_api.torch_threads import threads_kept
 from toolkit.console import CommandFailed
 from toolkit.install import naming_extra
+from toolkit.several import check_several
 
 __all__ = ["Member"]
 
@@ -94,6 +96,7 @@ class Member:
         Raises:
             CommandFailed: the input cannot be used, the coordinator refuses this member for good, or jobs did not
                 finish.
+            ValueError: `jobs` or `backbones` is one string.
             KeyboardInterrupt: somebody pressed Ctrl-C; the member has said goodbye.
         """
         # An earlier `stop` is over. One that comes from now on counts, even before the member has begun.
@@ -127,18 +130,25 @@ class Member:
     ) -> None:
         from tacit_api.tls import only_tls_13
 
+        check_several(jobs, "jobs")
+        check_several(backbones, "backbones")
         # Before the import below, which imports gRPC.
         only_tls_13()
         with naming_extra("tacit.Member", "edge"):
+            from edge_client.agent.dry_run import describing
             from edge_client.agent.runner import RunOptions, run_member
 
-        told: dict[str, Any] = {"data": Path("rows in memory")}
+        rows, named = None, "rows in memory"
         if isinstance(data, str | Path):
-            told = {"data": Path(data), "text": text, "label": label, "text_b": text_b}
+            named = str(data)
         else:
-            told["rows"] = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
+            rows = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
         options = RunOptions(
-            **told,
+            data=Path(named),
+            rows=rows,
+            text=text,
+            label=label,
+            text_b=text_b,
             person=person,
             home=self.home,
             data_name=ledger,
@@ -148,11 +158,20 @@ class Member:
             until_finished=until_finished,
             embedded=True,
         )
-        _in_a_loop(lambda: run_member(options, started=self._begun), self._ask_to_stop)
+
+        def runs() -> None:
+            with threads_kept():
+                run_member(options, describe=describing(options), started=self._begun)
+
+        _in_a_loop(runs, self._ask_to_stop)
 
     def start(self, data: Data, **options: Any) -> Self:
-        """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context."""
-        if self._ended is not None:
+        """Runs in a thread of its own, as `run`; end it with `stop` or `wait`, or use the member as a context.
+
+        Raises:
+            RuntimeError: it runs already. One that ended by itself may start again, and why it ended is then forgotten.
+        """
+        if self.running:
             raise RuntimeError("this member runs already; stop it first")
         self._wants_stop = False
         self._ended = _in_a_thread(lambda: self._run(data, **options), f"tacit-{self.home.name}")

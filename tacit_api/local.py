@@ -19,6 +19,7 @@ from tacit_api.joining import Member
 from tacit_api.operating import Coordinator, Job
 from tacit_api.rows import Data
 from toolkit.console import CommandFailed, ExitCode
+from toolkit.several import check_several
 
 __all__ = ["LocalFederation", "local_federation"]
 
@@ -66,8 +67,9 @@ class LocalFederation:
 
         Raises:
             CommandFailed: a member ended, too few members take part, or the job did not finish.
+            ValueError: the rows are not those of members.
         """
-        rows = dict(data) if isinstance(data, Mapping) else dict(zip(self.members, data, strict=True))
+        rows = dict(data) if isinstance(data, Mapping) else self._in_order(data)
         if unknown := sorted(rows.keys() - self.members.keys()):
             raise ValueError(f"there is no member {unknown[0]!r}; there are {', '.join(self.members)}")
         name = str(self.coordinator.create(job, backbones=backbones)["name"])
@@ -77,6 +79,16 @@ class LocalFederation:
                 running.enter_context(started)
             self._wait(name, {member: self.members[member] for member in rows})
         return self.coordinator.job(name)
+
+    def _in_order(self, data: Sequence[Data]) -> dict[str, Data]:
+        """The rows of each member. Raises ValueError unless there are as many."""
+        check_several(data, "data")
+        if len(data) != len(self.members):
+            raise ValueError(
+                f"{len(data)} {'set' if len(data) == 1 else 'sets'} of rows for {len(self.members)} members: "
+                f"{', '.join(self.members)}; give each its own, in this order or by name"
+            )
+        return dict(zip(self.members, data, strict=True))
 
     def _wait(self, job: str, members: Mapping[str, Member]) -> None:
         """Waits until the job is over, a member ended before it, or too few members take part."""
@@ -120,7 +132,9 @@ def local_federation(
 
     Raises:
         CommandFailed: the coordinator does not start.
+        ValueError: `members` is one string.
     """
+    check_several(members, "members")
     names = tuple(f"member-{number}" for number in range(1, members + 1)) if isinstance(members, int) else members
     kept = None if folder is not None else tempfile.mkdtemp(prefix="tacit-federation-")
     place = Path(kept or str(folder))
@@ -157,7 +171,9 @@ _PORTS = ("enrolment", "federation", "metrics")
 @contextmanager
 def _serving(folder: Path, log: Path) -> Iterator[None]:
     """The coordinator's process."""
+    _wait_until_free(folder)
     with log.open("ab") as lines:
+        since = lines.tell()
         process = subprocess.Popen(
             _command("coordinator", "serve", "--dir", folder, "--log-format", "json", ends_with_input=True),
             stdin=subprocess.PIPE,
@@ -167,7 +183,7 @@ def _serving(folder: Path, log: Path) -> Iterator[None]:
             start_new_session=True,
         )
     try:
-        _wait_until_served(folder, process, log)
+        _wait_until_served(process, log, since)
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -180,18 +196,44 @@ def _serving(folder: Path, log: Path) -> Iterator[None]:
             process.wait()
 
 
-def _wait_until_served(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_until_free(folder: Path) -> None:
+    """Waits while the port answers, but not for ever: the coordinator of a program that just ended may still be ending.
+
+    If it is another program's, then our coordinator says so.
+    """
     from coordinator.config import load_config
 
-    port, until = load_config(folder).federation_port, time.monotonic() + _STARTS
+    port, until = load_config(folder).federation_port, time.monotonic() + _ENDS
     while time.monotonic() < until:
-        if process.poll() is not None:
-            told = log.read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
-            raise CommandFailed(f"the coordinator ended at once: {' '.join(told)}; see {log}", ExitCode.FAILED)
         with socket.socket() as tried:
             tried.settimeout(0.2)
-            if tried.connect_ex(("127.0.0.1", port)) == 0:
+            if tried.connect_ex(("127.0.0.1", port)) != 0:
                 return
+        time.sleep(0.05)
+
+
+def _wait_until_served(process: "subprocess.Popen[bytes]", log: Path, since: int) -> None:
+    """Waits until the process itself says that it serves. Whoever answers on its port may be another one.
+
+    Args:
+        process: the coordinator.
+        log: where it writes.
+        since: the size of the log before it began, in bytes.
+    """
+    until = time.monotonic() + _STARTS
+    while time.monotonic() < until:
+        # In this order: what it wrote before it ended is read.
+        ended = process.poll() is not None
+        with log.open("rb") as lines:
+            lines.seek(since)
+            told = lines.read().decode(errors="replace")
+        if ended:
+            raise CommandFailed(
+                f"the coordinator ended at once: {' '.join(told.splitlines()[-1:])}; see {log}", ExitCode.FAILED
+            )
+        # Within a value of a line of JSON, the quotation marks would be escaped.
+        if '"event": "serving"' in told:
+            return
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
     raise CommandFailed(f"the coordinator does not serve after {_STARTS:.0f} s; see {log}", ExitCode.FAILED)

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from toolkit.console import CommandFailed, ExitCode
+from toolkit.several import check_several
 
 __all__ = ["AsyncCoordinator", "Coordinator"]
 
@@ -78,8 +79,9 @@ class AsyncCoordinator:
 
         Raises:
             CommandFailed: it was paused or aborted, there is no such job, or too few of `members` are left.
-            ValueError: one of `members` is not enrolled.
+            ValueError: one of `members` is not enrolled, or `members` is one string.
         """
+        check_several(members, "members")
         await self.job(name)
         if members is not None:
             known = {each["name"] for each in await self.members()}
@@ -149,14 +151,25 @@ class AsyncCoordinator:
 
         Returns:
             The folder, for `tacit.load`.
+
+        Raises:
+            CommandFailed: there is no such version, its model has no such form, or the folder holds something else.
         """
         from coordinator.cli.common import operator_stub
-        from coordinator.cli.model import check_audits, export_version, fetch_material, load_tools
+        from coordinator.cli.model import check_audits, check_exportable, export_version, fetch_material, load_tools
+        from tacit.bundle import BundleInvalid, check_place
 
+        try:
+            # Before gigabytes are fetched; writing checks again.
+            check_place(Path(out), "model")
+        except BundleInvalid as error:
+            raise CommandFailed(str(error), ExitCode.USAGE) from error
         with tempfile.TemporaryDirectory(prefix="tacit-export-") as scratch:
             named = None if version is None else str(version)
             async with operator_stub(self.folder) as stub:
-                material = await fetch_material(stub, job, named, Path(scratch), quiet=True, exported=True)
+                material = await fetch_material(
+                    stub, job, named, Path(scratch), quiet=True, check=check_exportable, exported=True
+                )
             await check_audits(self.folder, material, (), despite=False)
             await asyncio.to_thread(export_version, load_tools(), material, Path(out), [])
         return Path(out)

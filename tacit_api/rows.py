@@ -58,6 +58,12 @@ def rows_of(
 
 def _mappings(data: Data, text: str, label: str) -> Iterator[dict[str, object]]:
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
+        if not hasattr(data.columns, "is_unique"):
+            library = type(data).__module__.partition(".")[0]
+            raise DataInvalid(
+                f"a {type(data).__name__} of {library} is not read; give its rows (in polars: frame.to_dicts()), or a "
+                "pandas DataFrame"
+            )
         # A pandas DataFrame.
         if not data.columns.is_unique:
             raise DataInvalid("two columns of the data frame have the same name; give every column its own")

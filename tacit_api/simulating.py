@@ -13,6 +13,7 @@ from tacit.job import JobSpec
 from tacit.prompt import writes
 from tacit_api.jobs import read_job
 from tacit_api.rows import Data, rows_of
+from tacit_api.torch_threads import threads_kept
 from toolkit.install import naming_extra
 
 if TYPE_CHECKING:
@@ -81,11 +82,16 @@ class Simulated:
             ValueError: there is no such version, or the model cannot be exported.
         """
         from export.bundle import read_job_bundle
+        from export.card import Origin
         from simulation.rounds import backbone_of
 
+        number = len(self.rounds) if number is None else number
         bundle = read_job_bundle(self.folder / "bundle")
         parts = bundle.document, bundle.manifest, self._bytes(number), bundle.public_tokenizer, Path(out)
-        more: dict[str, Any] = {} if (backbone := backbone_of(bundle)) is None else {"backbone": backbone}
+        # Each round makes one version.
+        more: dict[str, Any] = {"origin": Origin(number, round=number)}
+        if (backbone := backbone_of(bundle)) is not None:
+            more["backbone"] = backbone
         if writes(self.job.model):
             from export.generator import export_generator
             from learning.text.turns import Dialogue
@@ -262,18 +268,13 @@ def simulate(
         apart = read(test).examples
     plan = Plan(seed=seed, cohort=cohort, losses=Losses.read(dropout))
     collection = None if backbones is None else Collection(Path(backbones))
-    made = prepared(
-        spec,
-        base,
-        rows,
-        apart,
-        Shares.read(partition, members, alpha),
-        target,
-        seed=seed,
-        collection=collection,
-    )
+    shares = Shares.read(partition, members, alpha)
+    made = prepared(spec, base, rows, apart, shares, target, seed=seed, collection=collection)
     engines = Engines(engine, workers, ray_address, gpus, pick_device(device))
-    with opened(made, plan, engines, InMemory(), target, summing=_masked if secure else None) as simulation:
+    with (
+        threads_kept(),
+        opened(made, plan, engines, InMemory(), target, summing=_masked if secure else None) as simulation,
+    ):
         for played in simulation.run():
             progress(played)
         return Simulated(spec, target, tuple(simulation.played), made.sizes, kept)

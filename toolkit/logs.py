@@ -19,7 +19,7 @@ import structlog
 
 from toolkit.text import MAX_SHOWN, clean
 
-__all__ = ["configure"]
+__all__ = ["configure", "configure_beside"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -54,23 +54,11 @@ def configure(
     if threshold is None:
         raise ValueError(f"log level {level!r} does not exist; choose {', '.join(_LEVELS)}")
     out = sys.stderr if stream is None else stream
-    shared: list[structlog.types.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-        _hexadecimal,
-    ]
-    # Directly before the renderer, because what is added after cleaning would reach the log unchanged.
-    last: list[structlog.types.Processor] = [structlog.processors.format_exc_info, _cleaned]
-    renderer: structlog.types.Processor
+    renderer: structlog.types.Processor = _console(out)
     if format == "json":
         renderer = structlog.processors.JSONRenderer(sort_keys=True, default=str)
-    else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
-        )
     structlog.configure(
-        processors=[*first, *shared, *last, renderer],
+        processors=[*first, *_SHARED, *_LAST, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=False,
@@ -78,13 +66,51 @@ def configure(
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last, renderer],
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_LAST, renderer],
+            foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING))
+
+
+class _OursBeside(structlog.WriteLogger):
+    """Writes our lines in a program's process."""
+
+
+def configure_beside(ours: str) -> None:
+    """Sets up our own loggers in the process of a program, from level warning up, in the console's form.
+
+    The program's loggers stay as they are, those of structlog and those of the standard library. If it has configured
+    structlog, then that is where our lines go, too.
+
+    Args:
+        ours: the name of our loggers.
+    """
+    if structlog.is_configured():
+        return
+    config = structlog.get_config()
+    theirs, make = tuple(config["processors"]), config["logger_factory"]
+    own = (*_SHARED, *_LAST, _console(sys.stderr))
+
+    def logger(*names: Any) -> Any:
+        return _OursBeside(sys.stderr) if names[:1] == (ours,) else make(*names)
+
+    def line(logger: Any, method: str, event: Any) -> Any:
+        if isinstance(logger, _OursBeside) and _LEVELS.get(method, logging.CRITICAL) < logging.WARNING:
+            raise structlog.DropEvent
+        for process in own if isinstance(logger, _OursBeside) else theirs:
+            event = process(logger, method, event)
+        return event
+
+    structlog.configure(processors=[line], logger_factory=logger)
+
+
+def _console(out: TextIO) -> structlog.types.Processor:
+    return structlog.dev.ConsoleRenderer(
+        colors=out.isatty(), timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
+    )
 
 
 def _hexadecimal(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -114,3 +140,13 @@ def _shown(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     return clean(str(value), _MAX_VALUE)
+
+
+_SHARED: tuple[structlog.types.Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+    _hexadecimal,
+)
+# Directly before the renderer, because what is added after cleaning would reach the log unchanged.
+_LAST: tuple[structlog.types.Processor, ...] = (structlog.processors.format_exc_info, _cleaned)

@@ -23,6 +23,7 @@ from coordinator.cli.model import (
     Material,
     Tools,
     Version,
+    check_exportable,
     export_version,
     fetch_files,
     fetch_version,
@@ -272,7 +273,7 @@ class _Evaluation:
             yield job
 
     async def _files(self, stub: "OperatorServiceStub") -> JobFiles:
-        return await fetch_files(stub, self._job, self._scratch, quiet=self._as_json)
+        return await fetch_files(stub, self._job, self._scratch, quiet=self._as_json, check=check_exportable)
 
     async def _measure(self, stub: "OperatorServiceStub", files: JobFiles, version: str | None) -> _Measured:
         """Fetches a version, measures it, and has accuracy, loss and number of examples stored."""

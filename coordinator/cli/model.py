@@ -50,6 +50,8 @@ __all__ = [
     "Material",
     "Tools",
     "Version",
+    "check_audits",
+    "check_exportable",
     "export",
     "export_version",
     "fetch_files",
@@ -216,7 +218,7 @@ def export(
 
         async def work() -> Material:
             async with operator_stub(where) as stub:
-                check = functools.partial(_check_format, format=format, split=split, precision=precision)
+                check = functools.partial(check_exportable, format=format, split=split, precision=precision)
                 return await fetch_material(
                     stub, job, version, Path(scratch), quiet=as_json, check=check, exported=True
                 )
@@ -230,7 +232,6 @@ def export(
             given,
             split=split,
             format=format,
-            origin=_origin(material),
             precision=precision,
         )
     beside: dict[str, Any] = (
@@ -342,10 +343,18 @@ def load_tools() -> Tools:
     )
 
 
-def _check_format(
-    document: "JobDocument", format: Format, *, split: bool = False, precision: Precision = Precision.FLOAT32
+def check_exportable(
+    document: "JobDocument",
+    format: Format = Format.ONNX,
+    *,
+    split: bool = False,
+    precision: Precision = Precision.FLOAT32,
 ) -> None:
-    """Refuses a job whose model has no form in this format, before anything large is fetched."""
+    """Refuses a job whose model has no form in this format, before anything large is fetched.
+
+    Raises:
+        CommandFailed: the sentence says which format or command to use.
+    """
     from export.hugging_face import FormatRefused, check_format
     from tacit.model import RvaeModel
     from tacit.prompt import writes
@@ -390,7 +399,6 @@ def export_version(
     *,
     split: bool = False,
     format: Format = Format.ONNX,
-    origin: "Origin | None" = None,
     precision: Precision = Precision.FLOAT32,
 ) -> Any:
     """Exports a version, and compares it with the trained model on `given`, or on random words without examples."""
@@ -400,12 +408,10 @@ def export_version(
     if writes(material.document.model):
         made_up = synthetic_texts(material.tokenizer)[::4]
         return export_writer(
-            material, out, given, made_up, format=format.value, precision=precision.value, origin=origin
+            material, out, given, made_up, format=format.value, precision=precision.value, origin=_origin(material)
         )
     # Only the model of a prompted job has a backbone to split off or to pass on.
     more: dict[str, Any] = {"split": True} if split else {}
-    if origin is not None:
-        more["origin"] = origin
     pairs = reads_pairs(material.document.model)
     try:
         samples: Sequence[Any] = tools.text_rows(given, pairs=pairs)
@@ -427,6 +433,7 @@ def export_version(
             out,
             samples,
             frozen=material.frozen,
+            origin=_origin(material),
             **more,
         )
     except ImportError as error:

@@ -56,7 +56,7 @@ from tacit.job import JobDocument
 from tacit.traces import SPAN_BYTES
 from tacit.verification import Verification
 from toolkit.console import ExitCode, fail
-from toolkit.logs import configure
+from toolkit.logs import configure, configure_beside
 
 log = structlog.get_logger("edge_client")
 
@@ -70,7 +70,7 @@ class RunOptions:
     data: Path
     # The rows themselves, if a program holds them; then `data` is only a word for them.
     rows: tuple[Example, ...] | None = None
-    # Whether a program runs the member, which keeps its own logs and signals.
+    # Whether a program runs the member, which keeps its own logs, output and signals.
     embedded: bool = False
     # Addresses of the federation's coordinators in place of those of the enrolment, in the order in which to dial them.
     coordinators: tuple[str, ...] = ()
@@ -270,7 +270,8 @@ def _alone(home: Path) -> Iterator[IO[str]]:
 def run_member(
     options: RunOptions,
     observer: Observer | None = None,
-    describe: Callable[[Member], Describe] | None = None,
+    *,
+    describe: Callable[[Member], Describe],
     started: Callable[[Callable[[], None] | None], None] = lambda _: None,
 ) -> None:
     """Runs the member until it is interrupted or, with `until_finished`, until every job is over.
@@ -278,18 +279,15 @@ def run_member(
     Args:
         options: The options of `edge_client run`.
         observer: Watches the member; None: the terminal or the log.
-        describe: How the member describes a job to its stewards, if its policy asks them.
+        describe: How the member describes a job to its stewards, if its policy asks them (`dry_run.describing`).
         started: Called with a function that ends the member, which any thread may call, and with None once it ended.
 
     Raises:
         CommandFailed: The input cannot be used, the coordinator refuses this member for good, or too many members
             declined the jobs.
     """
-    terminal = observer is None and options.log_format is None and sys.stderr.isatty() and not options.as_json
-    # A program that runs a member may have logs of its own.
-    if not options.embedded or not structlog.is_configured():
-        level = "warning" if terminal or options.embedded else "info"
-        configure("json" if options.as_json else options.log_format or "console", level)
+    terminal = observer is None and _on_a_terminal(options)
+    _set_up_logs(options, terminal)
     withdrawals = _still_taking_part(options)
     member = load_member(options, takes_part=True)
     if skipped := member.skipped:
@@ -360,6 +358,19 @@ def run_member(
                 fail(unfinished.sentence, ExitCode.FAILED)
 
 
+def _on_a_terminal(options: RunOptions) -> bool:
+    """Whether lines for a person are shown. Beside them, standard output would no longer be a program's own."""
+    return options.log_format is None and not options.as_json and not options.embedded and sys.stderr.isatty()
+
+
+def _set_up_logs(options: RunOptions, terminal: bool) -> None:
+    if options.embedded:
+        configure_beside("edge_client")
+    else:
+        form = "json" if options.as_json else options.log_format or "console"
+        configure(form, "warning" if terminal else "info")
+
+
 def _still_taking_part(options: RunOptions) -> WithdrawalFolder:
     """What the member withdrew from. A withdrawal from all that the coordinator has not taken lets it start, to say so.
 
@@ -379,7 +390,7 @@ def _still_taking_part(options: RunOptions) -> WithdrawalFolder:
     return found
 
 
-def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe] | None) -> Desk | None:
+def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe]) -> Desk | None:
     """The desk that asks the stewards about each job. None: the policy asks nobody."""
     if not member.policy.asks:
         return None
@@ -390,7 +401,7 @@ def _desk(member: Member, budget: Budget, describe: Callable[[Member], Describe]
         federation=member.identity.federation,
         member=member.identity.member,
         data=member.data_name,
-        describe=None if describe is None else describe(member),
+        describe=describe(member),
     )
 
 

@@ -26,6 +26,7 @@ def main() -> None:
     if options.chunk is not None:
         agent.CHUNK = options.chunk
 
+    from edge_client.agent.dry_run import describing
     from edge_client.agent.runner import RunOptions, run_member
     from examples.demo.recorder import Recorder
 
@@ -34,10 +35,8 @@ def main() -> None:
         import learning.training.update  # noqa: F401
 
         sys.stdin.read()
-    run_member(
-        RunOptions(data=options.data, home=options.home, until_finished=True, log_format="json"),
-        Recorder(options.records, options.member),
-    )
+    told = RunOptions(data=options.data, home=options.home, until_finished=True, log_format="json")
+    run_member(told, Recorder(options.records, options.member), describe=describing(told))
 
 
 if __name__ == "__main__":

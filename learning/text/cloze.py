@@ -23,6 +23,7 @@ from learning.text.coverage import Coverage
 from learning.text.data import TextRow
 from learning.text.encoder import RowLayout, TokenizerInvalid
 from tacit.prompt import PromptedModel, Template
+from toolkit.several import check_several
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +157,7 @@ class ClozeEncoder:
             Ids, shape (B, S), padded at the end to the batch's longest row and to min_tokens.
 
         Raises:
-            ValueError: A single text where the template needs a pair, or the other way round.
+            ValueError: A single text where the template needs a pair, or the other way round; or one string for a list.
         """
         import numpy as np
 
@@ -186,6 +187,7 @@ class ClozeEncoder:
 
     def _by_text(self, texts: Sequence[TextRow]) -> list[tuple[tuple[list[int], ...], bool]]:
         """The tokens of each row's texts, each cut to the room, and whether one of them was longer."""
+        check_several(texts, "texts")
         slots = self.template.slots
         rows = [(text,) if isinstance(text, str) else text for text in texts]
         if any(len(row) != len(slots) for row in rows):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from learning.text.coverage import Coverage
 from learning.text.data import DataInvalid, TextRow, read_text
 from tacit.reading import shortened
+from toolkit.several import check_several
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +139,8 @@ class TextEncoder:
             Ids, shape (B, S), padded at the end to the batch's longest row and to min_tokens, cut at max_tokens.
 
         Raises:
-            ValueError: An item is a pair of texts, which no model with this encoder reads.
+            ValueError: An item is a pair of texts, which no model with this encoder reads; or one string is given for
+                a list.
         """
         import numpy as np
 
@@ -183,6 +185,7 @@ class TextEncoder:
         return found
 
     def _encoded(self, texts: Sequence[TextRow]) -> list[Any]:
+        check_several(texts, "texts")
         single = [text for text in texts if isinstance(text, str)]
         if len(single) != len(texts):
             raise ValueError("the job's model takes one text for each example; pairs are for prompted models")
@@ -216,9 +219,11 @@ def wordpiece_tokenizer(lines: Iterable[str]) -> bytes:
 
     Raises:
         VocabularyInvalid: An entry is empty or occurs twice, or [PAD] or [UNK] is missing.
+        ValueError: One string is given for the lines.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+    check_several(lines, "lines")
     ids: dict[str, int] = {}
     for number, piece in enumerate(lines):
         if not piece or piece in ids:
@@ -242,9 +247,11 @@ def word_tokenizer(lines: Iterable[str]) -> bytes:
 
     Raises:
         VocabularyInvalid: There is no word.
+        ValueError: One string is given for the lines.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
+    check_several(lines, "lines")
     ids = {PAD: 0, UNKNOWN: 1}
     for line in lines:
         word = line.split(" ", 1)[0].strip().lower()

@@ -22,6 +22,7 @@ from learning.text.encoder import (
     word_tokenizer,
     wordpiece_tokenizer,
 )
+from toolkit.several import check_several
 
 __all__ = ["own_tokenizer"]
 
@@ -54,7 +55,10 @@ def own_tokenizer(
 
     Raises:
         VocabularyInvalid: There is nothing to build it from, or no room in `size`.
+        ValueError: One string is given for texts or words.
     """
+    check_several(texts, "texts")
+    check_several(known, "known")
     special = 2 if kind == "words" else len(_SPECIAL)
     if size <= special:
         raise VocabularyInvalid(

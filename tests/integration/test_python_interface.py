@@ -3,25 +3,39 @@
 import asyncio
 import contextlib
 import hashlib
+import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
 import psutil
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import tacit
+from coordinator.cli import app
 from coordinator.cli.common import operator_stub
+from coordinator.config import load_config
 from coordinator.rounds.in_memory import InMemory
+from edge_client.approval.desk import Desk
+from edge_client.approval.folder import ApprovalFolder
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.text.data import Example
 from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
 from tacit.vector import layout_of
+from tacit_api import local
+from tests.support.processes import PATIENCE
+from tests.support.stewards import MARY
+from tests.support.toy_jobs import spec_of
+from tests.support.toy_texts import LIST
 from tests.support.tried_jobs import TOML, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
@@ -38,17 +52,73 @@ def town(tmp_path_factory):
 
 
 def test_a_job_from_rows_to_a_model(town, tmp_path):
-    job, _ = written_job(tmp_path, NONE)
+    job, _ = written_job(tmp_path, NONE + '[average]\nkind = "tail"\nlast = 2\n')
     rows = written_rows(120)
     parts = {name: [(row["text"], row["label"]) for row in rows[at::3]] for at, name in enumerate(town.members)}
-    done = town.train(job, parts)
+    with torch_threads(2):
+        done = town.train(job, parts)
+        # Each member trained with one. What a thread that comes later gets is what the program had.
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == torch.get_num_threads() == 2
     assert (done["status"], done["version_number"]) == ("finished", 2)
     # A ledger of that name is in each home: a member in a thread is a member.
     assert all(any((member.home / "receipts").rglob("*.json")) for member in town.members.values())
     model = tacit.load(town.coordinator.export("tried", tmp_path / "model"))
     assert model.predict(["the sun"])[0].label in ("day", "night")
+    # It says where it comes from, as what the command writes does.
+    _exported(town, "tried", tmp_path / "theirs")
+    for file in ("README.md", "model.onnx"):
+        assert (tmp_path / "model" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| version | 2, `" in card
+    assert "| rounds | 2 of 2 |" in card
+    assert "3 in the last |" in card
+    mean = town.coordinator.export("tried", tmp_path / "mean", version="average")
+    assert "the average of versions 1 to 2 (equal weights)" in (mean / "README.md").read_text()
+    assert json.loads((mean / "bundle.json").read_text())["model"]["averaged"] == [1, 2]
     assert [each["name"] for each in town.coordinator.jobs()] == ["tried"]
     assert {each["name"] for each in town.coordinator.members()} == set(town.members)
+
+
+@contextlib.contextmanager
+def torch_threads(count):
+    """A program that has set torch's number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _exported(town, job, out):
+    words = ["export", job, "--out", out, "--no-passport", "--operator", town.coordinator.folder]
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0
+
+
+def test_a_model_that_writes_text_and_labels_none_is_refused(town, tmp_path):
+    """By export and by evaluate, with the command that has a use for it."""
+    (tmp_path / "words.txt").write_text("\n".join(LIST) + "\n")
+    make_job_bundle(spec_of(name="rhymes"), tmp_path, tmp_path / "bundle")
+    town.coordinator.create(tmp_path / "bundle")
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"text": "a sun", "label": "day"}) + "\n")
+    says = "job rhymes trains an rvae, .* sample its texts with `coordinator sample rhymes --out FOLDER`"
+    with pytest.raises(CommandFailed, match=says) as failed:
+        town.coordinator.export("rhymes", tmp_path / "model")
+    assert failed.value.code is ExitCode.USAGE
+    words = ["evaluate", "rhymes", "--data", data, "--operator", town.coordinator.folder]
+    with pytest.raises(CommandFailed, match=says) as failed:
+        CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert failed.value.code is ExitCode.USAGE
+
+
+def test_a_place_that_holds_something_else_is_refused_before_anything_is_fetched(town, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(CommandFailed, match=r"thesis\.txt") as failed:
+        town.coordinator.export("nothing", tmp_path)
+    assert failed.value.code is ExitCode.USAGE
 
 
 METHODS = {
@@ -163,6 +233,33 @@ def test_a_job_that_too_few_take_part_in_fails_at_once_and_goes_on_later(town, t
         assert town.coordinator.finished("refused")["version_number"] == 2
 
 
+def test_stewards_read_a_dry_run_of_the_programs_rows(town, tmp_path, monkeypatch):
+    job, _ = written_job(tmp_path, NONE.replace('"tried"', '"asked"'))
+    member, ask, asked = town.members["south"], Desk.ask, threading.Event()
+
+    async def waited_for(self, *given):
+        await ask(self, *given)
+        asked.set()
+
+    monkeypatch.setattr(Desk, "ask", waited_for)
+    policy = member.home / "policy.toml"
+    before = policy.read_text()
+    policy.write_text(before + f'jobs = "ask"\nstewards = {{ mary = "{MARY.public.hex()}" }}\n')
+    rows = [{"story": row["text"], "when": row["label"]} for row in written_rows(30)]
+    town.coordinator.create(job)
+    try:
+        with member.start(rows, ledger="asked", jobs=("asked",), until_finished=False, text="story", label="when"):
+            assert asked.wait(PATIENCE)
+    finally:
+        policy.write_text(before)
+        town.coordinator.change("asked", "abort")
+    request = ApprovalFolder(member.home, "asked", "asked").request()
+    assert request.lines[0] == "reads rows in memory: the columns story, when"
+    assert any("epsilon" in line for line in request.lines)
+    told = request.dry_run()
+    assert (told["columns"], told["rows"]) == (["story", "when"], 30)
+
+
 def test_ctrl_c_ends_a_member_and_then_the_program(town, monkeypatch):
     """Also after an earlier stop, and in a notebook, whose loop runs while the member has a thread."""
     member, begun = town.members["north"], tacit.Member._begun
@@ -209,6 +306,42 @@ with tacit.local_federation(0, folder={str(tmp_path / "town")!r}):
         (coordinator,) = psutil.Process(program.pid).children()
         program.kill()
     assert psutil.wait_procs([coordinator], timeout=30)[0]
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """The folder of a federation that ended, and its coordinator's port."""
+    with tacit.local_federation(0, folder=tmp_path / "town"):
+        pass
+    return tmp_path / "town", load_config(tmp_path / "town" / "coordinator").federation_port
+
+
+def test_a_coordinator_that_still_ends_is_waited_for(ended):
+    """As after a kernel was started anew. Until then, its port answers."""
+    folder, port = ended
+    with socket.create_server(("127.0.0.1", port)) as earlier:
+
+        def ends():
+            earlier.accept()[0].close()
+            earlier.close()
+
+        thread = threading.Thread(target=ends, daemon=True)
+        thread.start()
+        with tacit.local_federation(0, folder=folder) as town:
+            assert town.coordinator.jobs() == []
+        thread.join()
+
+
+def test_another_program_on_the_port_is_not_taken_for_the_coordinator(ended, monkeypatch):
+    folder, port = ended
+    monkeypatch.setattr(local, "_ENDS", 0.1)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(CommandFailed, match=f"ended at once: .*port {port} on .* cannot be used") as failed,
+        tacit.local_federation(0, folder=folder),
+    ):
+        pytest.fail("it was taken for the coordinator")
+    assert failed.value.code is ExitCode.FAILED
 
 
 def below(process=None):

@@ -1,8 +1,10 @@
 """Writing with an exported model: certain text, sampling, and responses beside transformers' own."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from export.generating import Generator, PromptTooLong, Sampling, TextStream
+from export.generating import Generator, ModelFailed, PromptTooLong, Sampling, TextStream, Writing, _Row
 from learning.text.dialogue import DialogueEncoder
 from learning.text.dialogue_tokenizer import own_dialogue_form, parts_of, text_tokenizer
 from learning.text.turns import Dialogue
@@ -258,6 +261,57 @@ def test_a_prompt_that_leaves_no_room_is_refused(generator: Generator) -> None:
         generator.write(Dialogue.of("late " * 200))
     with pytest.raises(PromptTooLong, match="room for 128"):
         generator.logits([1] * 129)
+
+
+def test_iterating_again_goes_on_where_it_stopped(generator: Generator) -> None:
+    for how in ({}, {"max_new_tokens": 3}):
+        whole = generator.write(Dialogue.of(QUESTIONS[0]), **how)
+        expected = list(whole)
+        assert len(expected) > 1
+        parted = generator.write(Dialogue.of(QUESTIONS[0]), **how)
+        first = []
+        for piece in parted:
+            first.append(piece)
+            break
+        assert parted.response.text == first[0]
+        assert [*first, *parted] == expected
+        # It is over.
+        assert list(parted) == []
+        assert parted.response == whole.response
+
+
+def letters_row() -> _Row:
+    """A response of ten tokens, each an x."""
+    return _Row(lambda ids: "x" * len(ids), frozenset(), 3, 10, Sampling(), ())
+
+
+def test_a_response_whose_model_failed_is_over() -> None:
+    def fails(_: int) -> NDArray[np.float32]:
+        raise ModelFailed("the model's logits are not numbers")
+
+    writing = Writing(letters_row(), fails, np.zeros(5, np.float32))
+    pieces = iter(writing)
+    assert next(pieces) == "x"
+    with pytest.raises(ModelFailed):
+        next(pieces)
+    assert list(writing) == []
+    assert writing.response.text == "x"
+
+
+def test_a_response_lets_go_of_its_memory_at_once() -> None:
+    """Its step holds the cache, hundreds of MB for a long one, and garbage collection may come late."""
+
+    def step(_: int) -> NDArray[np.float32]:
+        return np.zeros(5, np.float32)
+
+    writing, held = Writing(letters_row(), step, np.zeros(5, np.float32)), weakref.ref(step)
+    next(iter(writing))
+    gc.disable()
+    try:
+        del writing, step
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_response_ends_where_the_room_ends(tmp_path: Path) -> None:

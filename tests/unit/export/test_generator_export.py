@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from coordinator.cli.model import Format, Material, Precision, _check_format, export_version
+from coordinator.cli.model import Format, Material, Precision, check_exportable, export_version
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.generating import Generator
 from learning.text.data import Example
@@ -78,7 +78,7 @@ def onnx(version: Material, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(version: Material, out: Path, **how: Any) -> Any:
-    _check_format(version.document, how.get("format", Format.ONNX))
+    check_exportable(version.document, how.get("format", Format.ONNX))
     return export_version(None, version, out, GIVEN, **how)
 
 
@@ -179,7 +179,7 @@ def test_int8_is_smaller_and_says_so(version: Material, onnx: Path, tmp_path: Pa
 
 def test_what_does_not_fit_a_job_that_writes_is_refused(version: Material, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="leave out --split"):
-        _check_format(version.document, Format.ONNX, split=True)
+        check_exportable(version.document, Format.ONNX, split=True)
     with pytest.raises(CommandFailed, match="the samples have no dialogues"):
         export_version(None, version, tmp_path / "out", [Example("x", None, None, None, None)])
     (tmp_path / "mine").mkdir()

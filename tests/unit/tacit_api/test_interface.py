@@ -2,16 +2,19 @@
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import tacit
 from learning.text.data import DataInvalid, read_data
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from tacit_api.rows import rows_of
+from tacit_api.torch_threads import threads_kept
 from tests.support.tried_jobs import TOML, written_job, written_rows
 
 
@@ -49,6 +52,39 @@ def found(tmp_path_factory):
     return tacit.simulate(file, rows, members=3, partition="column", column="site", progress=seen.append), seen
 
 
+def test_the_last_one_to_end_gives_torchs_threads_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with threads_kept():
+            torch.set_num_threads(1)
+            with threads_kept():
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_simulation_leaves_torchs_threads_as_they_were(tmp_path):
+    """Its members train with one thread. Also if it fails."""
+    file, _ = written_job(tmp_path)
+    rows, before = written_rows(60), torch.get_num_threads()
+    seen = []
+
+    def fails(_):
+        seen.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tacit.simulate(file, rows, members=3, progress=fails)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_loading_without_onnxruntime_names_the_extra(found, tmp_path, monkeypatch):
     result, _ = found
     model = result.export(tmp_path / "model")
@@ -75,7 +111,11 @@ def test_a_data_frame_becomes_rounds_a_history_and_a_plot(found, tmp_path):
 
 
 def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
-    model = tacit.load(found[0].export(tmp_path / "model"))
+    folder = found[0].export(tmp_path / "model")
+    card = (folder / "README.md").read_text()
+    assert "| version | 2, `" in card
+    assert "| rounds | 2 of 2 |" in card
+    model = tacit.load(folder)
     assert model.labels == ("day", "night")
     (answer,) = model.predict(["the sun was bright"])
     assert answer.label in ("day", "night")
@@ -102,6 +142,21 @@ def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
 def test_rows_that_cannot_be_used(data, says):
     with pytest.raises(DataInvalid, match=says):
         rows_of(data, text="text", label="label")
+
+
+def test_a_frame_that_is_not_pandas_is_refused():
+    """Of polars, which the tests do not install: names of columns are a list, and iteration gives columns."""
+
+    class DataFrame:
+        columns: ClassVar = ["text", "label"]
+
+        def to_dict(self):
+            pytest.fail("it gives columns")
+
+    DataFrame.__module__ = "polars.dataframe.frame"
+    says = r"a DataFrame of polars is not read; give its rows \(in polars: frame.to_dicts\(\)\), or a pandas DataFrame"
+    with pytest.raises(DataInvalid, match=says):
+        rows_of(DataFrame(), text="text", label="label")
 
 
 def test_rows_in_memory_are_those_of_a_file(tmp_path):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli import app
 from coordinator.cli.estimated import members_of
-from coordinator.cli.model import Format, Material, _check_format, _origin, export_version, load_tools
+from coordinator.cli.model import Format, Material, _origin, check_exportable, export_version, load_tools
 from tacit.bundle import read_bundle
 from tacit.model import RvaeModel
 from tacit.v1 import operator_pb2 as pb
@@ -40,7 +40,7 @@ def material(job: TinyJob) -> Material:
 )
 def test_a_version_is_written_for_transformers_or_peft(name, files, tmp_path):
     found = material(TinyJob(name, tmp_path))
-    report = export_version(load_tools(), found, tmp_path / "out", [], format=Format.HF, origin=_origin(found))
+    report = export_version(load_tools(), found, tmp_path / "out", [], format=Format.HF)
     written = read_bundle(tmp_path / "out", "hf").files
     assert written.keys() == files | {"README.md", "config.json", "tokenizer.json", "tokenizer_config.json"}
     assert report.max_difference <= 1e-5
@@ -51,21 +51,21 @@ def test_a_version_is_written_for_transformers_or_peft(name, files, tmp_path):
     assert "6 in the last |" in card
     # An earlier export of the other format is replaced whole.
     if name == "distilbert":
-        export_version(load_tools(), found, tmp_path / "out", [], origin=_origin(found))
+        export_version(load_tools(), found, tmp_path / "out", [])
         assert read_bundle(tmp_path / "out", "model").files.keys() >= {"model.onnx", "README.md"}
 
 
 def test_what_has_no_form_is_refused_before_anything_is_fetched(tmp_path):
     job = TinyJob("cloze-bert", tmp_path)
     with pytest.raises(CommandFailed, match="export it with --format onnx") as refused:
-        _check_format(job.document, Format.HF)
+        check_exportable(job.document, Format.HF)
     assert refused.value.code is ExitCode.USAGE
-    _check_format(job.document, Format.ONNX)
-    _check_format(TinyJob("lora-bert", tmp_path / "other").document, Format.HF)
+    check_exportable(job.document, Format.ONNX)
+    check_exportable(TinyJob("lora-bert", tmp_path / "other").document, Format.HF)
     writes = job.document.model_copy(update={"model": RvaeModel()})
     for each in Format:
         with pytest.raises(CommandFailed, match="sample its texts with `coordinator sample cloze-bert"):
-            _check_format(writes, each)
+            check_exportable(writes, each)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from edge_client.agent import runner
+from edge_client.agent.dry_run import describing
 from edge_client.approval.desk import Desk
 from tests.support import party
 from tests.support.stewards import MARY
@@ -26,8 +27,9 @@ def test_text_is_made_under_the_rules_that_training_has(tmp_path, monkeypatch):
         raise Started
 
     monkeypatch.setattr(runner, "Agent", agent)
+    options = runner.RunOptions(data=data, home=home, jobs=("ward*",), embedded=True)
     with pytest.raises(Started):
-        runner.run_member(runner.RunOptions(data=data, home=home, jobs=("ward*",), embedded=True))
+        runner.run_member(options, describe=describing(options))
     releaser = given["releaser"]
     assert isinstance(given["desk"], Desk)
     assert releaser._desk is given["desk"]

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 import secure_agg
 from coordinator.cli.model import Material, export_version, load_tools
 from edge_client.agent import runner
-from edge_client.agent.dry_run import _show, plan_of
+from edge_client.agent.dry_run import _show, describing, plan_of
 from edge_client.agent.exporting import _written
 from edge_client.agent.own_model import UNWATCHED, Fetched, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member, run_member
@@ -512,7 +512,8 @@ def charged(tmp_path, monkeypatch):
         monkeypatch.setattr(runner, "Agent", Nobody)
         monkeypatch.setattr(runner, "configure", lambda *_: None)
         with structlog.testing.capture_logs() as logs:
-            run_member(RunOptions(data=data, home=identity.home, data_name=name, **options))
+            told = RunOptions(data=data, home=identity.home, data_name=name, **options)
+            run_member(told, describe=describing(told))
         warnings = [(each["other"], each["examples"]) for each in logs if each["event"] == "data_in_two_ledgers"]
         ledger = ledger_path(identity.home, name)
         assert verify(ledger).sound
