@@ -8,10 +8,14 @@ Logs of libraries that use the standard library appear in the same form, from le
 
 No value reaches the log with a character on which a terminal or log viewer acts, whatever the caller passed
 (`toolkit.text.clean`). Only a traceback keeps its line breaks.
+
+A stream that takes no line, because its disk is full or its reader has gone, costs lines and nothing else: no caller
+hears of it. Once it takes lines again, `log_lines_lost` says how many are missing.
 """
 
 import logging
 import sys
+import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, TextIO
 
@@ -60,7 +64,7 @@ def configure(
     structlog.configure(
         processors=[*first, *_SHARED, *_LAST, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(out),
+        logger_factory=lambda *names: _Lines(out, names),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(out)
@@ -75,7 +79,50 @@ def configure(
     root.setLevel(max(threshold, logging.WARNING))
 
 
-class _OursBeside(structlog.WriteLogger):
+class _Lost:
+    """The number of lines that a stream did not take. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lines = 0
+
+    def add(self) -> None:
+        with self._lock:
+            self._lines += 1
+
+    def told(self) -> int:
+        """Returns the number, and begins again."""
+        with self._lock:
+            lines, self._lines = self._lines, 0
+        return lines
+
+
+_lost = _Lost()
+
+
+class _Lines(structlog.WriteLogger):
+    """Writes lines to a stream, for the logger of these names."""
+
+    def __init__(self, stream: TextIO, names: Sequence[str]) -> None:
+        super().__init__(stream)
+        self._names = names
+
+    def msg(self, message: str) -> None:
+        """Writes a line."""
+        try:
+            super().msg(message)
+        except (OSError, ValueError):
+            # ValueError: somebody has closed the stream.
+            _lost.add()
+            return
+        if lines := _lost.told():
+            structlog.get_logger(*self._names).warning("log_lines_lost", lines=lines)
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
+
+
+class _OursBeside(_Lines):
     """Writes our lines in a program's process."""
 
 
@@ -95,7 +142,7 @@ def configure_beside(ours: str) -> None:
     own = (*_SHARED, *_LAST, _console(sys.stderr))
 
     def logger(*names: Any) -> Any:
-        return _OursBeside(sys.stderr) if names[:1] == (ours,) else make(*names)
+        return _OursBeside(sys.stderr, names) if names[:1] == (ours,) else make(*names)
 
     def line(logger: Any, method: str, event: Any) -> Any:
         if isinstance(logger, _OursBeside) and _LEVELS.get(method, logging.CRITICAL) < logging.WARNING:
