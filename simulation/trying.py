@@ -25,7 +25,7 @@ from learning.text.data import (
     check_pairs,
     read_data,
 )
-from learning.training.local import TrainingCancelled
+from learning.training.outcome import TrainingCancelled, TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
 from simulation.own_trial import OwnReport, try_own
 from simulation.server import Server
@@ -452,7 +452,7 @@ class _Heads:
                 yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec))
         except TrainingCancelled:
             self.report("the time did not suffice for a head on the frozen encoder beside the job; give more --minutes")
-        except ValueError as error:
+        except (TrainingDiverged, TrainingLost, ValueError) as error:
             self.report(f"no head on the frozen encoder beside the job: {error}")
 
     def _head(self, model: PromptedModel) -> JobSpec:

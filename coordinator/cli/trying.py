@@ -162,6 +162,8 @@ def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: boo
     """Tries a job whose members keep a part of the model, and prints what that part is worth. Writes no job."""
     from coordinator.rounds.in_memory import InMemory
     from learning.backbones.collection import Collection
+    from learning.training.outcome import TrainingDiverged, TrainingLost
+    from simulation.engines import WorkersDied
     from simulation.trying import try_kept
 
     def say(sentence: str) -> None:
@@ -170,6 +172,8 @@ def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: boo
     try:
         collection = None if operator is None else Collection(operator / FOLDER)
         report = try_kept(job, file.parent, rows, asked, InMemory(), report=say, collection=collection)
+    except (TrainingDiverged, TrainingLost, WorkersDied) as error:
+        fail(f"{file} cannot be tried: {error}", ExitCode.FAILED)
     except (ValueError, OSError) as error:
         fail(f"{file} cannot be tried: {error}", ExitCode.USAGE)
     if as_json:

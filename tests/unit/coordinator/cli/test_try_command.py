@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from learning.training.outcome import TrainingLost
+from simulation.engines import WorkersDied
 from tacit.job import JobSpec
 from tests.support.tried_jobs import TOML, written_job
 from toolkit.console import CommandFailed, ExitCode
@@ -129,6 +131,46 @@ def test_a_job_that_keeps_the_embedding_says_what_that_is_worth_and_writes_no_jo
     assert "aggregation.groups" not in said
     refused = tried(*words[:-4], "--members", 2, "--seed", 0, code=ExitCode.USAGE)
     assert "needs 3 members (rounds.min_members)" in refused
+
+
+KEPT = (
+    TOML.partition("# Found by")[0]
+    + """
+[method]
+name = "lg-fedavg"
+
+[mechanism]
+name = "none"
+
+[training]
+optimiser = "sgd"
+learning_rate = 1000
+epochs = 30
+
+[rounds]
+count = 2
+min_members = 3
+"""
+)
+
+
+def test_a_job_that_keeps_a_part_and_diverges_is_a_sentence(tmp_path):
+    job, data = written_job(tmp_path, KEPT)
+    for cores in (1, 2):
+        words = (job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", cores)
+        said = tried(*words, code=ExitCode.FAILED)
+        assert said.startswith(f"{job} cannot be tried: training diverged: ")
+
+
+@pytest.mark.parametrize("error", [TrainingLost("the memory is full"), WorkersDied("3 workers died")])
+def test_a_job_that_keeps_a_part_and_fails_otherwise_is_a_sentence(tmp_path, monkeypatch, error):
+    def fails(*_given, **_more):
+        raise error
+
+    monkeypatch.setattr("learning.training.update.train_update", fails)
+    job, data = written_job(tmp_path, KEPT)
+    words = (job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", 1)
+    assert tried(*words, code=ExitCode.FAILED) == f"{job} cannot be tried: {error}"
 
 
 def test_without_torch_it_says_what_to_install(job, monkeypatch):
