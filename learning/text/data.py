@@ -432,6 +432,12 @@ class _DialogueColumns:
             (self.prompt or _PROMPT) in row and (self.response or _RESPONSE) in row
         )
 
+    def readable(self, names: Collection[str]) -> bool:
+        """Whether `read` finds a dialogue in rows of a table with these columns, with or without a response."""
+        if self.messages is not None or (self.prompt is None and self.response is None and _MESSAGES in names):
+            return (self.messages or _MESSAGES) in names
+        return (self.prompt or _PROMPT) in names
+
     @property
     def named(self) -> bool:
         """Whether the caller named one of them. Otherwise their names may be those of other things."""
@@ -556,7 +562,7 @@ class _Wanted:
 
     def required_beside(self, names: Collection[str]) -> dict[str, str]:
         """The same for a file with these columns: in one of dialogues, text and label may be absent."""
-        absent = {"text", "label"} if self.dialogues.in_table(dict.fromkeys(names)) else frozenset[str]()
+        absent = {"text", "label"} if self.dialogues.readable(names) else frozenset[str]()
         return {column: option for column, option in self.required.items() if option not in absent or column in names}
 
 
