@@ -33,6 +33,7 @@ from toolkit.console import CommandFailed, ExitCode, fail, print_json
 if TYPE_CHECKING:
     from export.evaluate_writing import Answering, WritingFigures
     from export.figures import Figures
+    from tacit.job import JobDocument
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -330,7 +331,7 @@ class _Evaluation:
 
         with tempfile.TemporaryDirectory(dir=self._scratch) as made:
             out = Path(made) / "model"
-            export_version(self._tools, material, out, self._examples[:PARITY_SAMPLES])
+            export_version(self._tools, material, out, compared_examples(material.document, self._examples))
             try:
                 if writes(material.document.model):
                     dialogues = [each.dialogue for each in self._examples if each.dialogue is not None]
@@ -347,6 +348,15 @@ class _Evaluation:
                 fail(str(error), ExitCode.USAGE)
             except RuntimeError as error:
                 fail(f"the {material.name} cannot be measured: {error}")
+
+
+def compared_examples(document: "JobDocument", examples: Sequence[Any]) -> Sequence[Any]:
+    """The first examples on which a version's export is compared with the trained model: those that its model reads."""
+    from tacit.prompt import writes
+
+    if writes(document.model):
+        examples = [each for each in examples if each.dialogue is not None] or examples
+    return examples[:PARITY_SAMPLES]
 
 
 def _report(found: "Figures | WritingFigures") -> Any:

@@ -384,10 +384,10 @@ def test_columns_of_dialogues_are_read_like_json_lines(tmp_path):
     # Prompts alone are read as in a table with commas, and are no labelled texts.
     pq.write_table(pa.table({"prompt": ["who?"]}), tmp_path / "half.parquet")
     (tmp_path / "half.csv").write_text("prompt\nwho?\n")
-    (found,) = read_data(tmp_path / "half.parquet").examples
-    assert [found] == read_data(tmp_path / "half.csv").examples
+    (half,) = read_data(tmp_path / "half.parquet").examples
+    assert [half] == read_data(tmp_path / "half.csv").examples
     with pytest.raises(DataInvalid, match="an example has no label"):
-        check_labels([found], ["x"])
+        check_labels([half], ["x"])
 
 
 TURNS = json.dumps([{"role": "user", "content": "who?"}, {"role": "assistant", "content": "we"}])
