@@ -374,7 +374,9 @@ class Simulation:
         for rows in (*(held.train for held in self._crew.world.members), self._crew.world.common):
             seen.update(b"\x1e")
             for row in rows:
-                seen.update(repr((row.texts, row.label, row.person)).encode() + b"\x1f")
+                # Turns do not print themselves.
+                turns = () if row.dialogue is None else tuple((turn.role, turn.text) for turn in row.dialogue.turns)
+                seen.update(repr((row.texts, row.label, row.person, turns)).encode() + b"\x1f")
         return seen.hexdigest()
 
     def _read(self) -> list[Played]:

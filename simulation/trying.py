@@ -161,7 +161,7 @@ def check_job(job: JobSpec) -> None:
 
 
 def check_rows(examples: Sequence[Example], job: JobSpec, *, dialogue_columns: bool = True) -> None:
-    """Check that rows have what the job learns from: its labels, or a response if its model writes.
+    """Check that rows have what the job learns from: its labels and both texts of a pair, or a response.
 
     Raises:
         DataInvalid: some have not.
@@ -170,6 +170,8 @@ def check_rows(examples: Sequence[Example], job: JobSpec, *, dialogue_columns: b
         check_dialogues(examples, job.model.task.template.roles, dialogue_columns=dialogue_columns)
     else:
         check_labels(examples, job.labels)
+        if reads_pairs(job.model):
+            check_pairs(examples)
 
 
 def read_rows(
@@ -200,8 +202,6 @@ def read_rows(
         return Rows(tuple(read.examples), () if column is None else column_of(sites, column))
     examples = read_data(path, text=text, label=label, text_b=text_b, person=person).examples
     check_rows(examples, job)
-    if reads_pairs(job.model):
-        check_pairs(examples)
     values: tuple[str, ...] = ()
     if column is not None:
         values = tuple(str(each.label) for each in _sites(path, column, text, {}))
