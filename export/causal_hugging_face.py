@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from export.card import README, UNKNOWN_ORIGIN, Origin
 from export.causal_changes import Change, lora_changes, stores_inwards
 from export.causal_weights import write_weights
-from export.generator import TOLERANCE, check_numbers, compared_ids, trained_arrays
+from export.generator import TOLERANCE, compared_ids, trained_arrays
 from export.hugging_face import FormatRefused
-from export.onnx import ExportReport, ParityFailed
+from export.onnx import ExportReport, ParityFailed, check_numbers
 from export.prompted_bundle import mapped
 from export.writer_card import causal_card
 from learning.causal.config import sizes_of

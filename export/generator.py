@@ -22,7 +22,7 @@ from export.causal_changes import lora_changes, stores_inwards
 from export.causal_graph import GraphPrecision, causal_graph
 from export.causal_weights import write_weights
 from export.generating import Cache, empty_cache, open_session
-from export.onnx import ExportReport, ParityFailed
+from export.onnx import ExportReport, ParityFailed, check_numbers
 from export.prompted_bundle import mapped
 from export.writer_card import generator_card
 from learning.causal.config import sizes_of
@@ -41,7 +41,6 @@ __all__ = [
     "TOLERANCE",
     "GraphRefused",
     "check_graph",
-    "check_numbers",
     "checked_generator",
     "compared_ids",
     "export_generator",
@@ -241,19 +240,6 @@ def checked_generator(
             f"nothing was written. {cause}"
         )
     return largest
-
-
-def check_numbers(logits: NDArray[np.float32]) -> None:
-    """Checks the trained model's own logits.
-
-    Raises:
-        ParityFailed: one is not finite, so nothing can be compared with them.
-    """
-    if not np.isfinite(logits).all():
-        raise ParityFailed(
-            "the version's own logits are not numbers, because its values are too large; nothing was written. Export "
-            "an earlier one with --version"
-        )
 
 
 def compared_ids(encoder: "DialogueEncoder", dialogue: Dialogue) -> list[int]:

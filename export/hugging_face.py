@@ -5,8 +5,8 @@
     LoRA                           an adapter for peft, on the base that the job was made with
 
 Guarantees: before anything is written, transformers' own modules compute with exactly the tensors of the files, and the
-logits differ from the trained model's by at most `TOLERANCE`. The same version gives the same bytes. Without the class
-file transformers refuses the folder, so nobody gets an untrained pooler instead of the mean that the job trained.
+logits are the trained model's within the limit of `checked_parity`. The same version gives the same bytes. Without the
+class file transformers refuses the folder, so nobody gets an untrained pooler instead of the mean that the job trained.
 
 Left out, with a sentence that names the format to use: models that transformers does not know, and prompts that peft
 has no equivalent for.
@@ -120,7 +120,7 @@ def export_hf(
 
     Raises:
         FormatRefused: the model has no form in this format.
-        ParityFailed: logits differ by more than TOLERANCE. `out` is unchanged.
+        ParityFailed: as for `export_model`. `out` is unchanged.
         BundleInvalid: a folder is in the way. Nothing was written.
         DocumentInvalid, ParametersDiffer, TokenizerInvalid: the files do not belong together.
         ValueError: there are no samples.

@@ -123,10 +123,10 @@ def parts_of(rows: Rows, *, test: float, seed: int) -> tuple[Rows, tuple[Example
         seed: of the draw.
 
     Raises:
-        RowsUnfit: a part would be empty.
+        RowsUnfit: there is one label only, or a part would be empty or have one label.
     """
-    half = divide(rows, validation=test / 2, test=test / 2, seed=seed)
-    return half.train, half.validation + half.test
+    divided = divide(rows, validation=0, test=test, seed=seed)
+    return divided.train, divided.test
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,10 @@ def opened(
         raise NotSimulated(f"{engines.workers} workers: at least one is needed")
     bundle = read_job_bundle(made.bundle)
     world = world_of(bundle, made.members, made.test, folder, seed=plan.seed, device=engines.device)
+    if summing is not None and bundle.document.aggregation.groups is not None:
+        raise NotSimulated(
+            "--secure (secure= in Python) sums one cohort, and this job is in groups; leave the option out"
+        )
     with ExitStack() as held:
         held.enter_context(_alone(folder))
         engine: Engine | None = None

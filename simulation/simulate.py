@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.text.data import Example
+from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.kept_features import StoredFeatures
 from simulation.rounds import MIN_COHORT, draw
 from simulation.server import Server
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from simulation.scoring import VersionFigures
     from tacit.job import JobDocument, JobSpec
 
-__all__ = ["Losses", "NotSimulated", "Plan", "Played", "Simulation", "check_simulated", "world_of"]
+__all__ = ["Losses", "NotSimulated", "Plan", "Played", "RoundFailed", "Simulation", "check_simulated", "world_of"]
 
 Vector = NDArray[np.float32]
 # Adds a cohort's vectors in the ring in another way than one by one: the document, the round, the version's digest, the
@@ -53,6 +54,10 @@ _ROUNDS, _PLAN = "rounds.jsonl", "plan.json"
 
 class NotSimulated(ValueError):
     """The job, the rows or the folder cannot be used. The text says why and what to do."""
+
+
+class RoundFailed(NotSimulated):
+    """A member's training failed in a round. Rounds before it are on the disk."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +239,7 @@ class Simulation:
 
         Raises:
             NotSimulated: attempts of a round lost too many members, or the coordinator would not publish a sum.
+            RoundFailed: a member's training diverged, or failed otherwise.
             WorkersDied: workers die again and again.
         """
         last = self.job.rounds.count if rounds is None else min(rounds, self.job.rounds.count)
@@ -243,7 +249,10 @@ class Simulation:
         for number in range(len(self.played) + 1, last + 1):
             began = time.monotonic()
             base = values.copy()
-            values, state, sent = self._round(base, number, state)
+            try:
+                values, state, sent = self._round(base, number, state)
+            except (TrainingDiverged, TrainingLost) as error:
+                raise RoundFailed(f"round {number}: {error}") from error
             scored = number % self._plan.score_every == 0 or number == self.job.rounds.count
             figures = self._figures(values) if scored and self._crew.world.common else None
             data = self._crew.world.bundle.manifest.encode(values)
@@ -365,7 +374,9 @@ class Simulation:
         for rows in (*(held.train for held in self._crew.world.members), self._crew.world.common):
             seen.update(b"\x1e")
             for row in rows:
-                seen.update(repr((row.texts, row.label, row.person)).encode() + b"\x1f")
+                # Turns do not print themselves.
+                turns = () if row.dialogue is None else tuple((turn.role, turn.text) for turn in row.dialogue.turns)
+                seen.update(repr((row.texts, row.label, row.person, turns)).encode() + b"\x1f")
         return seen.hexdigest()
 
     def _read(self) -> list[Played]:

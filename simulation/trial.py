@@ -93,7 +93,8 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
 
     Args:
         rows: all rows.
-        validation, test: shares of the texts or persons, each above 0, with a sum below 1.
+        validation, test: shares of the texts or persons, with a sum below 1. test is above 0; with a validation of 0
+            there is no such part.
         seed: of the draw.
 
     Raises:
@@ -117,6 +118,8 @@ def divide(rows: Rows, *, validation: float, test: float, seed: int) -> Divided:
         parts[part_of[key]].append(place)
     names = ("test", "validation", "training")
     for name, part in zip(names, parts, strict=True):
+        if name == "validation" and not validation:
+            continue
         if len({rows.examples[place].label for place in part}) < least:
             needs = "rows of two labels" if least == 2 else "at least one"
             raise RowsUnfit(

@@ -25,7 +25,7 @@ from learning.text.data import (
     check_pairs,
     read_data,
 )
-from learning.training.local import TrainingCancelled
+from learning.training.outcome import TrainingCancelled, TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
 from simulation.own_trial import OwnReport, try_own
 from simulation.server import Server
@@ -162,7 +162,7 @@ def check_job(job: JobSpec) -> None:
 
 
 def check_rows(examples: Sequence[Example], job: JobSpec, *, dialogue_columns: bool = True) -> None:
-    """Check that rows have what the job learns from: its labels, or a response if its model writes.
+    """Check that rows have what the job learns from: its labels and both texts of a pair, or a response.
 
     Raises:
         DataInvalid: some have not.
@@ -171,6 +171,8 @@ def check_rows(examples: Sequence[Example], job: JobSpec, *, dialogue_columns: b
         check_dialogues(examples, job.model.task.template.roles, dialogue_columns=dialogue_columns)
     else:
         check_labels(examples, job.labels)
+        if reads_pairs(job.model):
+            check_pairs(examples)
 
 
 def read_rows(
@@ -201,8 +203,6 @@ def read_rows(
         return Rows(tuple(read.examples), () if column is None else column_of(sites, column))
     examples = read_data(path, text=text, label=label, text_b=text_b, person=person).examples
     check_rows(examples, job)
-    if reads_pairs(job.model):
-        check_pairs(examples)
     values: tuple[str, ...] = ()
     if column is not None:
         values = tuple(str(each.label) for each in _sites(path, column, text, {}))
@@ -453,7 +453,7 @@ class _Heads:
                 yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec))
         except TrainingCancelled:
             self.report("the time did not suffice for a head on the frozen encoder beside the job; give more --minutes")
-        except ValueError as error:
+        except (TrainingDiverged, TrainingLost, ValueError) as error:
             self.report(f"no head on the frozen encoder beside the job: {error}")
 
     def _head(self, model: PromptedModel) -> JobSpec:

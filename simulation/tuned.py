@@ -4,7 +4,7 @@ A comment is left out if it is directly above or beside a key that changed. Comm
 if the mechanism or the rounds changed, all of [mechanism] are left out, and elsewhere those that name privacy.
 
 Guarantee: the text that is returned reads as exactly the wanted job. Where the operator's text cannot be edited to that
-(inline tables, dotted keys), the error says so.
+(inline tables, dotted keys), the error says so. `check_editable` finds it out before a search for numbers.
 """
 
 import json
@@ -16,12 +16,13 @@ from typing import Any
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 
-__all__ = ["NotEditable", "tuned_text"]
+__all__ = ["NotEditable", "check_editable", "tuned_text"]
 
 _HEADER = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(#.*)?$")
 _KEY = re.compile(r"^(\s*)([A-Za-z0-9_\-]+)(\s*=\s*)(.*?)(\s*#[^\"']*)?$")
-# The tables that tuning replaces.
+# The tables that tuning replaces, and the keys of the model that it sets.
 _TABLES = ("mechanism", "training", "method")
+_MODEL_KEYS = ("freeze_embedding", "widths")
 _PRIVACY = re.compile(r"epsilon|delta|privacy", re.IGNORECASE)
 
 
@@ -58,18 +59,42 @@ def tuned_text(text: str, before: JobSpec, wanted: JobSpec) -> str:
     return made
 
 
-def _edited(lines: list[str], before: JobSpec, wanted: JobSpec) -> list[str]:
-    """Return the lines with the wanted numbers."""
+def check_editable(text: str, job: JobSpec) -> None:
+    """Check that whatever tuning finds can be written into a job file's text.
+
+    Args:
+        text: the operator's file.
+        job: what it says.
+
+    Raises:
+        NotEditable: it cannot.
+    """
+    try:
+        # All that tuning may change is written with the values that it has.
+        found = JobSpec.model_validate(tomllib.loads("\n".join(_edited(text.split("\n"), None, job))))
+    except (ValueError, DocumentInvalid) as error:
+        raise NotEditable(f"{_UNEDITABLE} ({error})") from error
+    if found != job:
+        raise NotEditable(_UNEDITABLE)
+
+
+def _edited(lines: list[str], before: JobSpec | None, wanted: JobSpec) -> list[str]:
+    """Return the lines with the wanted numbers: those that differ from `before`; None: all that tuning may change."""
     for name in _TABLES:
-        if getattr(wanted, name) != getattr(before, name):
+        if before is None or getattr(wanted, name) != getattr(before, name):
             table = _written(getattr(wanted, name).model_dump(mode="json"), keep=("name",))
+            # A table inside it that has a header of its own stays as it is.
+            table = {key: value for key, value in table.items() if _span(lines, f"{name}.{key}") is None}
             lines = _replaced(lines, name, table)
-    if wanted.rounds != before.rounds:
+    if before is None or wanted.rounds != before.rounds:
         lines = _set(lines, "rounds", {"count": wanted.rounds.count})
-    if wanted.aggregation != before.aggregation:
+    if before is None or wanted.aggregation != before.aggregation:
         lines = _set(lines, "aggregation", {"coordinate_bound": wanted.aggregation.coordinate_bound})
+    new = wanted.model.model_dump(mode="json")
+    if before is None:
+        return _set(lines, "model", {key: value for key, value in new.items() if key in _MODEL_KEYS})
     if wanted.model != before.model:
-        new, old = (each.model.model_dump(mode="json") for each in (wanted, before))
+        old = before.model.model_dump(mode="json")
         lines = _set(lines, "model", {key: value for key, value in new.items() if value != old.get(key)})
     if wanted.tuned_on != before.tuned_on:
         lines = _set(lines, "", {"tuned_on": wanted.tuned_on})
@@ -187,6 +212,8 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(each) for each in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False)

@@ -238,6 +238,8 @@ def simulate(
 
     spec, base = read_job(job)
     check_simulated(spec)
+    if (partition == "column") != (column is not None):
+        raise ValueError('partition="column" and column="NAME" go together')
     kept = None
     if folder is None:
         kept = tempfile.TemporaryDirectory(prefix="tacit-simulation-")

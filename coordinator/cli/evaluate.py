@@ -34,6 +34,7 @@ from toolkit.console import CommandFailed, ExitCode, fail, print_json
 if TYPE_CHECKING:
     from export.evaluate_writing import Answering, WritingFigures
     from export.figures import Figures
+    from tacit.job import JobDocument
     from tacit.v1 import operator_pb2
     from tacit.v1.operator_pb2_grpc import OperatorServiceStub
 
@@ -199,26 +200,20 @@ class _Evaluation:
 
     async def all(self, where: Path) -> None:
         """Measures every version that the store holds, in order, and shows them beside each other."""
-        from tacit.blobs import BlobNotThere
-
         measured: list[_Measured] = []
         async with operator_stub(where) as stub:
             files = await self._files(stub)
             numbers = sorted(item.number for item in files.detail.versions)
             for number in numbers:
-                try:
-                    measured.append(await self._measure(stub, files, str(number)))
-                except BlobNotThere:
-                    typer.echo(f"version {number} is not in the coordinator's store; it is left out", err=True)
+                found = await self._tried(stub, files, number)
+                if found is None:
                     continue
+                measured.append(found)
                 if not self._as_json:
-                    said = _report(measured[-1].figures).headline(measured[-1].figures)
+                    said = _report(found.figures).headline(found.figures)
                     typer.echo(f"version {number} of {numbers[-1]}: {said}", err=True)
         if not measured:
-            fail(
-                f"the coordinator's store holds no version of job {self._job}; restore a backup of the store",
-                ExitCode.NOT_FOUND,
-            )
+            fail(f"no version of job {self._job} could be measured; the sentences above say why")
         figures = [each.figures for each in measured]
         report = _report(figures[0])
         if self._as_json:
@@ -238,7 +233,9 @@ class _Evaluation:
                     async for job in self._watch(stub):
                         following = job.version_number if following is None else following
                         while following <= job.version_number:
-                            self._show(await self._measure(stub, await self._files(stub), str(following)), verdict=True)
+                            found = await self._tried(stub, await self._files(stub), following)
+                            if found is not None:
+                                self._show(found, verdict=True)
                             following += 1
                         if _over(job):
                             return
@@ -274,6 +271,27 @@ class _Evaluation:
 
     async def _files(self, stub: "OperatorServiceStub") -> JobFiles:
         return await fetch_files(stub, self._job, self._scratch, quiet=self._as_json, check=check_exportable)
+
+    async def _tried(self, stub: "OperatorServiceStub", files: JobFiles, number: int) -> _Measured | None:
+        """Measures one version of several; None, after a sentence, if this one cannot be measured.
+
+        Raises:
+            CommandFailed: what failed is the same for all versions.
+        """
+        from tacit.blobs import BlobDamaged, BlobNotThere
+
+        try:
+            return await self._measure(stub, files, str(number))
+        except BlobNotThere:
+            why = f"version {number} is not in the coordinator's store"
+        except BlobDamaged as error:
+            why = f"version {number} did not arrive as it should ({error})"
+        except CommandFailed as error:
+            if error.code is not ExitCode.FAILED:
+                raise
+            why = error.sentence
+        typer.echo(f"{why}; it is left out", err=True)
+        return None
 
     async def _measure(self, stub: "OperatorServiceStub", files: JobFiles, version: str | None) -> _Measured:
         """Fetches a version, measures it, and has accuracy, loss and number of examples stored."""
@@ -314,7 +332,7 @@ class _Evaluation:
 
         with tempfile.TemporaryDirectory(dir=self._scratch) as made:
             out = Path(made) / "model"
-            export_version(self._tools, material, out, self._examples[:PARITY_SAMPLES])
+            export_version(self._tools, material, out, compared_examples(material.document, self._examples))
             try:
                 if writes(material.document.model):
                     dialogues = [each.dialogue for each in self._examples if each.dialogue is not None]
@@ -329,6 +347,17 @@ class _Evaluation:
                 return found
             except ValueError as error:
                 fail(str(error), ExitCode.USAGE)
+            except RuntimeError as error:
+                fail(f"the {material.name} cannot be measured: {error}")
+
+
+def compared_examples(document: "JobDocument", examples: Sequence[Any]) -> Sequence[Any]:
+    """The first examples on which a version's export is compared with the trained model: those that its model reads."""
+    from tacit.prompt import writes
+
+    if writes(document.model):
+        examples = [each for each in examples if each.dialogue is not None] or examples
+    return examples[:PARITY_SAMPLES]
 
 
 def _report(found: "Figures | WritingFigures") -> Any:

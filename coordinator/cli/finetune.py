@@ -140,7 +140,7 @@ def finetune(
         )
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.NOT_FOUND if not test.exists() else ExitCode.USAGE)
-    except RuntimeError as error:
+    except (RuntimeError, tools.diverged) as error:
         fail(str(error), ExitCode.FAILED)
     if as_json:
         print_json({"out": str(out), **provenance.model_dump(mode="json", by_alias=True)})
@@ -161,6 +161,7 @@ class _Tools:
     words_of_tokenizer: Any
     promise_of: Any
     promise_in_words: Any
+    diverged: Any
 
 
 def _tools() -> _Tools:
@@ -171,6 +172,7 @@ def _tools() -> _Tools:
         from export.finetune.run import Given, Settings, promise_in_words
         from export.finetune.run import finetune as train
         from export.finetune.words import read_words, words_of_tokenizer
+        from learning.training.outcome import TrainingDiverged
     except ImportError as error:
         fail(
             f"training a classifier needs the model libraries ({error.name or error} is missing); "
@@ -187,6 +189,7 @@ def _tools() -> _Tools:
         words_of_tokenizer,
         promise_of,
         promise_in_words,
+        TrainingDiverged,
     )
 
 

@@ -118,7 +118,7 @@ def simulate(
         from learning.training.device import DeviceUnavailable, pick_device
         from simulation.engines import WorkersDied
         from simulation.preparing import Engines, Shares, opened, parts_of, prepared
-        from simulation.simulate import Losses, Plan, check_simulated
+        from simulation.simulate import Losses, Plan, RoundFailed, check_simulated
         from simulation.trying import read_rows
     except ImportError as error:
         fail(
@@ -165,6 +165,8 @@ def simulate(
             _play(simulation, job, target, as_json)
     except WorkersDied as error:
         fail(str(error), ExitCode.FAILED)
+    except RoundFailed as error:
+        fail(f"{file} cannot be simulated: {error}", ExitCode.FAILED)
     except DeviceUnavailable as error:
         fail(str(error), ExitCode.USAGE)
     except (ValueError, OSError) as error:

@@ -11,7 +11,7 @@ import typer
 from coordinator.cli.backbone import FOLDER
 from coordinator.cli.common import Dir, Json, Operator, operator_at_hand, table
 from tacit.rounding import rounded_up
-from toolkit.console import ExitCode, fail, print_json
+from toolkit.console import CommandFailed, ExitCode, fail, print_json
 from toolkit.install import install_with
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ def try_job(
             f"{install_with('coordinator', 'export')}, or use --suggest, which needs none",
             ExitCode.USAGE,
         )
+    written = _read_job(file)
+    if writes_file:
+        _check_editable(job, file, written)
     try:
         found = read_rows(data, job, text=text, label=label, text_b=text_b, column=column)
     except (ValueError, OSError) as error:
@@ -155,14 +158,15 @@ def try_job(
         _kept(job, file, found, asked, as_json, operator_at_hand(operator, folder))
         return
     report = _run(job, file, found, asked, as_json, operator_at_hand(operator, folder))
-    _write(job, file, report, target, private)
-    _print(job, report, target, private, as_json)
+    _finish(job, written, report, target, private, as_json)
 
 
 def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool, operator: Path | None) -> None:
     """Tries a job whose members keep a part of the model, and prints what that part is worth. Writes no job."""
     from coordinator.rounds.in_memory import InMemory
     from learning.backbones.collection import Collection
+    from learning.training.outcome import TrainingDiverged, TrainingLost
+    from simulation.engines import WorkersDied
     from simulation.trying import try_kept
 
     def say(sentence: str) -> None:
@@ -171,6 +175,8 @@ def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: boo
     try:
         collection = None if operator is None else Collection(operator / FOLDER)
         report = try_kept(job, file.parent, rows, asked, InMemory(), report=say, collection=collection)
+    except (TrainingDiverged, TrainingLost, WorkersDied) as error:
+        fail(f"{file} cannot be tried: {error}", ExitCode.FAILED)
     except (ValueError, OSError) as error:
         fail(f"{file} cannot be tried: {error}", ExitCode.USAGE)
     if as_json:
@@ -257,26 +263,61 @@ def _progress(minutes: float, *, quiet: bool) -> "Iterator[Progress]":
         yield update
 
 
-def _write(job: "JobSpec", file: Path, report: "Report", target: Path, private: bool) -> None:
+def _read_job(file: Path) -> str:
+    """Reads a job file's text, without a byte order mark."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        fail(f"{file} cannot be read: {error}", ExitCode.USAGE)
+
+
+def _check_editable(job: "JobSpec", file: Path, text: str) -> None:
+    """Refuses a job that cannot be tuned, or whose file cannot be edited, before the search."""
+    from simulation import tuned
+    from simulation.trying import check_job
+
+    try:
+        check_job(job)
+        tuned.check_editable(text, job)
+    except ValueError as error:
+        fail(f"{file} cannot be tried: {error}", ExitCode.USAGE)
+
+
+def _finish(job: "JobSpec", text: str, report: "Report", target: Path, private: bool, as_json: bool) -> None:
+    """Writes the tuned job, and prints the report, also if the job cannot be written: the search may have been long."""
     from simulation.suggestion import changed
 
-    _write_job(job, file, changed(report.best, tuned_on="own-private") if private else report.best, target)
+    failed: CommandFailed | None = None
+    try:
+        _write_job(job, text, changed(report.best, tuned_on="own-private") if private else report.best, target)
+    except CommandFailed as error:
+        failed = error
+    _print(job, report, target if failed is None else None, private, as_json)
+    if failed is not None:
+        raise failed
 
 
-def _write_job(job: "JobSpec", file: Path, wanted: "JobSpec", target: Path) -> None:
+def _write_job(job: "JobSpec", text: str, wanted: "JobSpec", target: Path) -> None:
+    """Writes the job file's text with the wanted numbers.
+
+    Raises:
+        CommandFailed: it cannot be edited to them, or the file cannot be written.
+    """
     from simulation.tuned import NotEditable, tuned_text
 
     try:
-        target.write_text(tuned_text(file.read_text(encoding="utf-8"), job, wanted), encoding="utf-8")
+        target.write_text(tuned_text(text, job, wanted), encoding="utf-8")
     except NotEditable as error:
         fail(f"{target} was not written: {error}", ExitCode.FAILED)
     except OSError as error:
         fail(f"{target} cannot be written: {error.strerror}; choose another --out", ExitCode.USAGE)
 
 
-def _print(job: "JobSpec", report: "Report", target: Path, private: bool, as_json: bool) -> None:
+def _print(job: "JobSpec", report: "Report", target: Path | None, private: bool, as_json: bool) -> None:
+    """Prints a report. target: where the tuned job was written; None: nowhere."""
     if as_json:
-        print_json({"job": job.name, "out": str(target), "tuned_on_private_rows": private, **report.as_json()})
+        out = None if target is None else str(target)
+        print_json({"job": job.name, "out": out, "tuned_on_private_rows": private, **report.as_json()})
         return
     train, by, test = report.rows
     sizes = report.members
@@ -306,7 +347,8 @@ def _print(job: "JobSpec", report: "Report", target: Path, private: bool, as_jso
     typer.echo(f"Beside it on the test rows: {beside}.")
     if private:
         typer.echo("Private rows chose these numbers: no epsilon counts that, and the job says so (tuned_on).")
-    typer.echo(f"Wrote {target}. Next: coordinator job bundle {target}")
+    if target is not None:
+        typer.echo(f"Wrote {target}. Next: coordinator job bundle {target}")
 
 
 def _suggest(
@@ -332,7 +374,7 @@ def _suggest(
     except ValueError as error:
         fail(f"no numbers for {file}: {error}", ExitCode.USAGE)
     if target is not None:
-        _write_job(job, file, found.job, target)
+        _write_job(job, _read_job(file), found.job, target)
     if as_json:
         numbers = {name: getattr(found.job, name).model_dump(mode="json") for name in ("mechanism", "training")}
         print_json(

@@ -16,15 +16,18 @@ import hashlib
 import io
 import json
 import re
+import sys
+import threading
 import unicodedata
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from learning.text.columnar import SUFFIXES, ColumnsInvalid, columnar_files, open_columns
-from learning.text.columnar_reader import NOTHING, NUMBERS, TEXT
+from learning.text.columnar_reader import MAX_CELL, NOTHING, NUMBERS, TEXT
 from learning.text.turns import MAX_TURNS, Dialogue, Turn
 from tacit.generation import ROLES, Role
 
@@ -75,6 +78,10 @@ _ASKED_FOR: dict[RowsFor, tuple[str, str]] = {
 _MAX_COLUMN = 200
 # The most skipped rows that a sentence names.
 _MAX_NAMED = 3
+_TOO_LONG = f"a text of more than {MAX_CELL >> 20} MiB; shorten it or leave it out"
+# csv's own limit is one number for a whole process, which belongs to the program: 131,072 characters by default. It is
+# lifted for one row at a time, by one thread at a time.
+_READING = threading.Lock()
 # The longest name of a column that a sentence shows if it has letters of other languages than English, or a space.
 _MAX_SHOWN_COLUMN = 24
 
@@ -89,6 +96,10 @@ class RowInvalid(DataInvalid):
     def __init__(self, name: str, line: int, what: str, unit: str = "line") -> None:
         super().__init__(f"{name}, {unit} {line}: {what}")
         self.where, self.what = f"{unit} {line}", what
+
+
+class _TooLong(RowInvalid):
+    """A cell that is too long for a text, whatever its column holds."""
 
 
 class ColumnMissing(DataInvalid):
@@ -193,7 +204,7 @@ def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterato
     while True:
         begins, cells, fault = reader.line_num + 1, [], ""
         try:
-            cells = next(reader)
+            cells = _next(reader)
         except StopIteration:
             return
         except csv.Error as error:
@@ -228,6 +239,16 @@ def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterato
                 dict(zip(header, cells, strict=True)),
             )
         )
+
+
+def _next(reader: Iterator[list[str]]) -> list[str]:
+    """The next row, with cells of any length: `_check_length` has the limit, which is the same in all formats."""
+    with _READING:
+        before = csv.field_size_limit(sys.maxsize)
+        try:
+            return next(reader)
+        finally:
+            csv.field_size_limit(before)
 
 
 def _no_header(cells: list[str], dialect: dict[str, object]) -> str | None:
@@ -346,6 +367,9 @@ class _Place:
     def wrong(self, what: str) -> RowInvalid:
         return RowInvalid(self.name, self.line, what, self.unit)
 
+    def too_long(self) -> RowInvalid:
+        return _TooLong(self.name, self.line, _TOO_LONG, self.unit)
+
     def lacks(self, what: str) -> RowInvalid | ColumnMissing:
         """The error for a missing column."""
         error = self.wrong(what)
@@ -356,6 +380,13 @@ def _cell(row: dict[str, object], column: str, option: str, where: _Place) -> ob
     if column not in row:
         raise _missing(row, column, option, where)
     return row[column]
+
+
+def _check_length(value: object, where: _Place) -> None:
+    """Raises RowInvalid if a cell has more bytes than a text may have. `columnar_reader` has the same rule."""
+    # A character has at most four bytes.
+    if isinstance(value, str) and 4 * len(value) > MAX_CELL and len(value.encode(errors="surrogatepass")) > MAX_CELL:
+        raise where.too_long()
 
 
 def _text_of(value: object, column: str, where: _Place) -> str:
@@ -401,6 +432,12 @@ class _DialogueColumns:
             (self.prompt or _PROMPT) in row and (self.response or _RESPONSE) in row
         )
 
+    def readable(self, names: Collection[str]) -> bool:
+        """Whether `read` finds a dialogue in rows of a table with these columns, with or without a response."""
+        if self.messages is not None or (self.prompt is None and self.response is None and _MESSAGES in names):
+            return (self.messages or _MESSAGES) in names
+        return (self.prompt or _PROMPT) in names
+
     @property
     def named(self) -> bool:
         """Whether the caller named one of them. Otherwise their names may be those of other things."""
@@ -410,6 +447,8 @@ class _DialogueColumns:
         """As `read`; None too if the row has a `text` and what stands in columns that nobody named is no dialogue."""
         try:
             return self.read(row, where)
+        except _TooLong:
+            raise
         except RowInvalid:
             if self.named or not text:
                 raise
@@ -440,6 +479,9 @@ def _turns_of(value: object, column: str, where: _Place) -> Dialogue:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise where.wrong(wrong) from None
+    # A table has it as JSON, whose length counts, and JSON lines may be read from the same rows.
+    if isinstance(value, list | dict) and len(_as_json(value)) > MAX_CELL:
+        raise where.too_long()
     if not isinstance(value, list) or not value:
         raise where.wrong(wrong)
     if len(value) > MAX_TURNS:
@@ -461,6 +503,14 @@ def _turns_of(value: object, column: str, where: _Place) -> Dialogue:
     return Dialogue(tuple(turns))
 
 
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        # Rows of a program may hold what is no JSON, and so no dialogue.
+        return ""
+
+
 def _label_of(value: object, column: str, where: _Place) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -478,7 +528,7 @@ def _person_of(value: object, column: str, where: _Place) -> str:
     return unicodedata.normalize("NFC", value.strip())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Wanted:
     """The columns that are named."""
 
@@ -499,6 +549,11 @@ class _Wanted:
         what, cure = _ASKED_FOR[self.rows_for]
         raise where.lacks(f"{what}; there are: {_columns(row)}. {cure}")
 
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """The columns that are read if they are there, with the option that names each."""
+        return self.dialogues.options | self.required | ({} if self.text_b is not None else {_TEXT_B: "text-b"})
+
     @property
     def required(self) -> dict[str, str]:
         """The columns that every row must have, with the option that names each."""
@@ -507,7 +562,7 @@ class _Wanted:
 
     def required_beside(self, names: Collection[str]) -> dict[str, str]:
         """The same for a file with these columns: in one of dialogues, text and label may be absent."""
-        absent = {"text", "label"} if self.dialogues.in_table(dict.fromkeys(names)) else frozenset[str]()
+        absent = {"text", "label"} if self.dialogues.readable(names) else frozenset[str]()
         return {column: option for column, option in self.required.items() if option not in absent or column in names}
 
 
@@ -667,6 +722,8 @@ def _wanted(
 
 def _example(row: dict[str, object], wanted: _Wanted, where: _Place) -> Example:
     """A row's example. Raises RowInvalid or ColumnMissing."""
+    for column in wanted.columns:
+        _check_length(row.get(column), where)
     text, label, person = wanted.text, wanted.label, wanted.person
     dialogue = wanted.dialogues.read_beside(text in row, row, where)
     if dialogue is not None and text not in row:
@@ -707,7 +764,7 @@ def _columnar_files(path: Path) -> list[Path] | None:
 
 
 def _columnar_rows(path: Path, files: list[Path], wanted: _Wanted) -> Iterator[Row | RowInvalid]:
-    names = wanted.dialogues.options | wanted.required | ({} if wanted.text_b is not None else {_TEXT_B: "text-b"})
+    names = wanted.columns
     try:
         with open_columns(path, files, list(names)) as found:
             where = _Place(str(path), 1, True, "row")

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,9 @@ from coordinator.services.operator import OperatorServicer, check_job, watch_pau
 from coordinator.services.operators import LEAST_ROLE, allows
 from coordinator.storage import Database, open_blobs, open_database, records
 from export.figures import Figures, figures_of
+from export.generating import ModelFailed
+from export.onnx import ParityFailed
+from learning.text.data import DataInvalid
 from tacit import __version__
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob
@@ -1276,6 +1280,10 @@ class Tools:
         # What the README says of each version; None in an evaluation.
         self.origins: list[Any] = []
         self.frozen: dict[str, Any] = {}
+        self.began = threading.Event()
+        # By a version's first byte, how its export or its model fails.
+        self.unlike: dict[int, Exception] = {}
+        self.failing: dict[int, Exception] = {}
 
     def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -1305,11 +1313,16 @@ class Tools:
         manifest.decode(weights)
         assert tokenizer == TOKENIZER
         self.exported.append((weights, len(samples)))
+        self.began.set()
+        if (error := self.unlike.get(weights[0])) is not None:
+            raise error
         out.mkdir()
         return Made()
 
     def evaluate_bundle(self, folder: Path, examples: Any) -> Figures:
         assert folder.is_dir()
+        if (error := self.failing.get(self.exported[-1][0][0])) is not None:
+            raise error
         right = np.arange(len(examples)) < self.exported[-1][0][0]
         expected = np.array([("no", "yes").index(example.label) for example in examples])
         answers = np.where(right, expected, 1 - expected)
@@ -1450,6 +1463,107 @@ def test_all_versions_of_the_store_are_measured_and_the_best_is_marked(house, to
         ]
         stored = await house.database.run(lambda s: records.versions(s, "desk"))
         assert [len(version.evaluations) for version in stored] == [2, 2, 0, 2, 2]
+
+    house(scenario)
+
+
+def test_versions_that_cannot_be_measured_are_named_and_the_others_are_measured(house, tools, data, capsys):
+    """Of two versions that exploded, one has no export, and the model of the other fails. A third is damaged."""
+    tools.unlike = {2: ParityFailed("the logits differ")}
+    tools.failing = {3: ModelFailed("the logits are not numbers")}
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number in range(1, 6):
+            await house.database.run(publish(house, number, min(number, 4)))
+        damaged = (await house.database.run(lambda s: records.versions(s, "desk")))[4].digest.hex()
+        (house.tmp / "store" / "blobs" / damaged[:2] / damaged).write_bytes(bytes(56))
+        folder = house.operator_folder()
+        left_out = [
+            "version 2 cannot be exported: the logits differ",
+            "version 3 cannot be measured: the logits are not numbers",
+            f"version 4 did not arrive as it should (what arrived for {damaged} has another digest",
+        ]
+        await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder, as_json=True))
+        shown = capsys.readouterr()
+        rows = [json.loads(line) for line in shown.out.splitlines()]
+        assert [(row["version_number"], row["accuracy"], row["best"]) for row in rows] == [
+            (0, 0.0, False),
+            (1, 0.25, False),
+            (5, 1.0, True),
+        ]
+        for sentence in left_out:
+            (line,) = [line for line in shown.err.splitlines() if sentence in line]
+            assert line.endswith("; it is left out")
+        await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder))
+        assert "best: version 5, accuracy 100.00 %" in capsys.readouterr().out
+        # One alone is an error, with the same sentence.
+        for number, sentence in zip((2, 3), left_out, strict=False):
+            with pytest.raises(CommandFailed, match=sentence) as failed:
+                await in_a_thread(lambda number=number: evaluate("desk", data, version=str(number), operator=folder))
+            assert failed.value.code is ExitCode.FAILED
+
+    house(scenario)
+
+
+def test_rows_that_no_version_can_be_measured_on_end_the_command_at_the_first_one(house, tools, data, capsys):
+    tools.failing = {number: DataInvalid("the job does not know these labels: 'maybe'") for number in range(4)}
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number in range(1, 4):
+            await house.database.run(publish(house, number))
+        folder = house.operator_folder()
+        for more in ({"versions": "all"}, {"follow": True}):
+            tools.exported.clear()
+            with pytest.raises(CommandFailed, match="does not know these labels") as failed:
+                await in_a_thread(lambda more=more: evaluate("desk", data, operator=folder, **more))
+            assert failed.value.code is ExitCode.USAGE
+            assert len(tools.exported) == 1
+
+    house(scenario)
+
+
+def test_a_job_of_which_no_version_can_be_measured_is_an_error(house, tools, data):
+    tools.unlike = {number: ParityFailed("the logits differ") for number in range(3)}
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number in range(1, 3):
+            await house.database.run(publish(house, number))
+        folder = house.operator_folder()
+        with pytest.raises(CommandFailed, match="no version of job desk could be measured") as failed:
+            await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder))
+        assert failed.value.code is ExitCode.FAILED
+
+    house(scenario)
+
+
+def test_following_names_versions_that_cannot_be_measured_and_goes_on(house, tools, data, capsys):
+    tools.unlike = {2: ParityFailed("the logits differ")}
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number in range(1, 3):
+            await house.database.run(publish(house, number))
+        folder = house.operator_folder()
+        following = asyncio.create_task(in_a_thread(lambda: evaluate("desk", data, follow=True, operator=folder)))
+        assert await in_a_thread(lambda: tools.began.wait(PATIENCE))
+        # Version 3 is pruned before it can be measured.
+        published = publish(house, 3)
+        pruned = hashlib.sha256(bytes([3, *bytes(54), 3])).hexdigest()
+        (house.tmp / "store" / "blobs" / pruned[:2] / pruned).unlink()
+        for each in (published, publish(house, 4)):
+            await house.database.run(each)
+        await house.database.run(lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "job_finished", 9))
+        house.rounds.change()
+        await following
+        shown = capsys.readouterr()
+        assert [line.split(":")[0] for line in shown.out.splitlines() if line.startswith("version")] == ["version 4"]
+        assert [line for line in shown.err.splitlines() if "left out" in line] == [
+            "the version 2 cannot be exported: the logits differ; it is left out",
+            "version 3 is not in the coordinator's store; it is left out",
+        ]
 
     house(scenario)
 

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import export.onnx
 from export.bundle import JobBundle
-from export.onnx import ExportReport, ParityFailed, export_model
-from learning.models import build, load_shared
+from export.onnx import TOLERANCE, ExportReport, ParityFailed, checked_parity, export_model
+from export.predictor import Predictor
+from learning.models import TextClassifier, build, load_shared
 from learning.text.encoder import TextEncoder
 from tacit.bundle import read_bundle
 from tacit.documents import DocumentInvalid
@@ -21,6 +24,14 @@ from tests.support import conversions
 from tests.unit.export.conftest import SAMPLES
 
 Exported = tuple[Path, ExportReport]
+
+
+def module_of(job: JobBundle, weights: bytes | None = None) -> tuple[TextClassifier, TextEncoder]:
+    """The trained module of a version, by default of the start, and its encoder."""
+    encoder = TextEncoder(job.tokenizer, 12, 4)
+    module = build(job.document.model, encoder.vocabulary_size, 3, encoder.pad_id)
+    load_shared(module, job.manifest.unflatten(job.manifest.decode(job.weights if weights is None else weights)))
+    return module, encoder
 
 
 def test_the_bundle_says_where_the_model_came_from(exported: Exported, job: JobBundle) -> None:
@@ -43,9 +54,7 @@ def test_the_file_computes_what_the_module_does(exported: Exported, job: JobBund
     (given,), (found,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.type, given.shape) == ("input_ids", "tensor(int64)", ["batch", "sequence"])
     assert (found.name, found.shape) == ("logits", ["batch", 3])
-    encoder = TextEncoder(job.tokenizer, 12, 4)
-    module = build(job.document.model, encoder.vocabulary_size, 3, encoder.pad_id)
-    load_shared(module, job.manifest.unflatten(job.manifest.decode(job.weights)))
+    module, encoder = module_of(job)
     random = np.random.default_rng(0)
     for batch, length in [(1, 4), (1, 5), (1, 12), (2, 4), (7, 9), (64, 12), (3, 40)]:
         ids = random.integers(0, encoder.vocabulary_size, size=(batch, length))
@@ -82,11 +91,59 @@ def test_a_file_that_computes_something_else_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_difference_of_nan_is_a_failure(job: JobBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export.onnx, "_convert", lambda *_: b"")
-    monkeypatch.setattr(export.onnx, "_parity", lambda *_, **__: float("nan"))
+def test_a_difference_of_nan_is_a_failure(job: JobBundle) -> None:
+    module, encoder = module_of(job)
+    with pytest.raises(ParityFailed, match=r"differ from the trained model's by nan.*nothing was written"):
+        checked_parity(module, lambda ids: np.full((len(ids), 3), np.nan, np.float32), encoder, SAMPLES)
+
+
+def run_of(module: TextClassifier) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
+    """Maps ids (B, S) to the module's own logits (B, labels)."""
+
+    def run(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            found: NDArray[np.float32] = module(torch.from_numpy(ids)).numpy()
+        return found
+
+    return run
+
+
+def exploded(job: JobBundle, times: float) -> bytes:
+    """A version with the start's values times a number."""
+    return job.manifest.encode((job.manifest.decode(job.weights) * times).astype(np.float32))
+
+
+def test_a_version_that_exploded_is_exported(job: JobBundle, tmp_path: Path) -> None:
+    """Its logits are finite and large, and so is what float32 rounds."""
+    out, weights = tmp_path / "model", exploded(job, 300)
+    report = export_model(job.document, job.manifest, weights, job.tokenizer, out, SAMPLES)
+    highest = np.abs(Predictor.load(out).logits(SAMPLES)).max()
+    assert TOLERANCE < report.max_difference < 1e-6 * highest
+
+
+@pytest.mark.parametrize(("times", "share"), [(1, 1.0), (300, None)])
+def test_a_difference_is_judged_by_the_largest_logit_and_by_1_if_all_are_small(
+    job: JobBundle, times: float, share: float | None
+) -> None:
+    """With the limit of the version's logits, one logit of a text is off by a tenth less, and then by a tenth more."""
+    module, encoder = module_of(job, exploded(job, times))
+    highest = max(float(np.abs(run_of(module)(ids)).max()) for ids in export.onnx._batches(encoder, SAMPLES))
+    assert (highest > 1) is (share is None)
+
+    def off_by(difference: float) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
+        return lambda ids: run_of(module)(ids) + np.float32(difference) * (np.arange(3) == 1)
+
+    limit = TOLERANCE * (share or highest)
+    assert checked_parity(module, off_by(0.9 * limit), encoder, SAMPLES) == pytest.approx(0.9 * limit, rel=0.02)
     with pytest.raises(ParityFailed, match="nothing was written"):
-        export_model(job.document, job.manifest, job.weights, job.tokenizer, tmp_path / "model", ["who"])
+        checked_parity(module, off_by(1.1 * limit), encoder, SAMPLES)
+
+
+def test_a_version_whose_logits_are_no_numbers_is_told(job: JobBundle, tmp_path: Path) -> None:
+    """No version of a library cures that."""
+    with pytest.raises(ParityFailed, match="the version's own logits are not numbers") as failed:
+        export_model(job.document, job.manifest, exploded(job, 1e20), job.tokenizer, tmp_path / "model", SAMPLES)
+    assert "constraints.txt" not in str(failed.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -14,15 +14,18 @@ import pytest
 
 from coordinator.rounds.in_memory import InMemory
 from coordinator.rounds.masked_sum import MaskedSums
+from learning.text.data import Example
+from learning.text.turns import Dialogue, Turn
 from simulation.engines import WorkersDied, local_engine, ray_engine
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
 from simulation.simulate import Losses, NotSimulated, Plan, Played
+from simulation.trial import Rows, RowsUnfit
 from simulation.trying import read_rows
 from simulation.virtual_members import Crew
 from tacit.job import JobSpec
 from tests.support.dying import Dying
 from tests.support.dying_member import Killed
-from tests.support.tried_jobs import TOML, written_job
+from tests.support.tried_jobs import TOML, written_job, written_rows
 
 FEDADAM = TOML + '\n[server]\noptimiser = "fedadam"\nlearning_rate = 0.01\n'
 GROUPS = TOML.replace("min_members = 3", "min_members = 12")
@@ -214,6 +217,45 @@ def test_another_simulation_in_the_folder_is_refused(made, tmp_path):
         play(replace(made, test=made.test[1:]), tmp_path)
 
 
+def test_a_test_part_needs_two_labels_as_a_whole():
+    """A fifth of twenty rows is four, of which each half often has one label."""
+    rows = Rows(tuple(Example(row["text"], row["label"]) for row in written_rows(20)))
+    told = []
+    for seed in range(20):
+        try:
+            train, test = parts_of(rows, test=0.2, seed=seed)
+        except RowsUnfit as error:
+            told.append(str(error))
+            continue
+        assert (len(train.examples), len(test)) == (16, 4)
+        assert {each.label for each in test} == {"day", "night"}
+        assert not set(train.examples) & set(test)
+    assert len(told) <= 4
+    assert all("the test part would have 4 of them" in each for each in told)
+
+
+def test_a_dialogue_that_changed_beside_a_text_is_another_simulation(made, tmp_path):
+    def with_turns(*turns):
+        first, *rest = made.members[0]
+        told = replace(first, dialogue=Dialogue(tuple(Turn("user", turn) for turn in turns)))
+        return replace(made, members=((told, *rest), *made.members[1:]))
+
+    play(with_turns("who is", "it"), tmp_path, rounds=1)
+    assert len(play(with_turns("who is", "it"), tmp_path, rounds=1)) == 1
+    for other in (("who is", "he"), ("who", "is it"), ("who is\nit",)):
+        with pytest.raises(NotSimulated, match=r"another rows\)"):
+            play(with_turns(*other), tmp_path, rounds=1)
+
+
+def test_the_protocol_is_refused_for_groups_before_anything_is_played(tmp_path):
+    grouped = prepare(tmp_path, GROUPS, members=12)
+    made: list[int] = []
+    with pytest.raises(NotSimulated, match="this job is in groups; leave the option out"):
+        play(grouped, tmp_path / "out", summing=made.append)
+    assert made == []
+    assert len(play(grouped, tmp_path / "out", rounds=1)) == 1
+
+
 def test_a_damaged_version_is_refused(made, tmp_path):
     play(made, tmp_path, rounds=1)
     (tmp_path / "versions" / "1.bin").write_bytes(bytes(4))
@@ -239,8 +281,6 @@ def test_partitions_that_cannot_be_read(text):
 
 
 def test_every_partition_deals_all_rows(made):
-    from simulation.trial import Rows
-
     rows = tuple(row for part in made.members for row in part)
     column = tuple(str(number % 4) for number in range(len(rows)))
     for text, sizes in (("even", 5), ("label", 5), ("quantity", 5), ("ratios:1,2,3", 3), ("column", 4)):

@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.rounds.in_memory import InMemory
 from learning.text.data import Example
+from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
 from simulation.sweep import NothingTried, axes_of
 from simulation.trial import Rows
@@ -97,6 +98,21 @@ def test_a_head_on_the_jobs_encoder_stands_beside_it_without_and_with_noise(head
     drowned = try_job(*head_job, Asked(members=3, epsilon=0.01, minutes=5.0, seeds=(0,), search=False), InMemory())
     assert drowned.baselines[-1].name == "head on the frozen encoder, epsilon 0.01"
     assert drowned.baselines[-2] == found.baselines[-2]
+
+
+@pytest.mark.parametrize("failed", [TrainingDiverged, TrainingLost])
+def test_a_head_that_diverges_is_left_out_and_the_job_is_tried(head_job, monkeypatch, failed):
+    def diverges(*_given, **_more):
+        raise failed("training diverged")
+
+    # The trials of the sweep are another module's.
+    monkeypatch.setattr("simulation.trying.run_trial", diverges)
+    said = []
+    asked = Asked(members=3, epsilon=None, minutes=5.0, seeds=(0,), search=False)
+    found = try_job(*head_job, asked, InMemory(), report=said.append)
+    assert "no head on the frozen encoder beside the job: training diverged" in said
+    assert [each.name for each in found.baselines] == ["majority class", "word counts, no noise"]
+    assert found.tried[0].validation is not None
 
 
 def test_a_job_without_an_encoder_has_no_head_beside_it(tmp_path):

@@ -9,7 +9,8 @@ from learning.text.data import Example
 from simulation.home import in_a_members_home
 from simulation.sweep import Candidate, NothingTried, Scored, best_of, described
 from simulation.trial import Outcome, Rows, RowsUnfit, deal, divide, majority
-from simulation.tuned import NotEditable, tuned_text
+from simulation.trying import check_job
+from simulation.tuned import NotEditable, check_editable, tuned_text
 from simulation.verdict import verdict
 from simulation.word_counts import predicted
 from tacit.job import JobSpec
@@ -242,6 +243,74 @@ def test_a_form_that_is_not_edited_is_refused(tmp_path):
     file.write_text(text)
     with pytest.raises(NotEditable, match="each key on a line of its own"):
         tuned(JobSpec.from_toml(file), text, model={"embedding": 8, "freeze_embedding": True})
+
+
+HEAD = 'schema = 1\nname = "x"\nlabels = ["a", "b"]\n'
+WORDS = '[vocabulary]\nkind = "words"\nfile = "w"\n'
+
+
+@pytest.mark.parametrize(
+    ("top", "below"),
+    [
+        ("model.embedding = 8\n", ""),
+        ("model = {embedding = 8}\n", ""),
+        ("rounds.count = 3\n", ""),
+        ("rounds = {count = 3}\n", ""),
+        ("aggregation.coordinate_bound = 2.0\n", ""),
+        ("training.epochs = 2\n", ""),
+        ('method.name = "fedprox"\n', ""),
+        ('mechanism.name = "none"\n', ""),
+        ("", "[model]\nwidths = [\n  1,\n  2,\n]\n"),
+    ],
+    ids=str,
+)
+def test_a_form_that_is_not_edited_is_found_before_anything_is_tried(tmp_path, top, below):
+    file = tmp_path / "job.toml"
+    file.write_text(HEAD + top + WORDS + below)
+    job = JobSpec.from_toml(file)
+    with pytest.raises(NotEditable, match="each key on a line of its own"):
+        check_editable(file.read_text(), job)
+
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = [path for path in sorted((ROOT / "examples").rglob("*.toml")) if "[rounds]" in path.read_text()]
+
+
+def tunable(job):
+    try:
+        check_job(job)
+    except ValueError:
+        return False
+    return True
+
+
+def test_the_jobs_that_we_ship_can_be_tuned():
+    jobs = {path: JobSpec.from_toml(path) for path in SHIPPED}
+    tried = [path for path, job in jobs.items() if tunable(job)]
+    assert len(tried) > 5
+    for path in tried:
+        check_editable(path.read_text(), jobs[path])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        'schedule = {warmup_rounds = 1, decay = "linear"}\n',
+        '[training.schedule]\nwarmup_rounds = 1\ndecay = "linear"\n',
+    ],
+    ids=["inline", "table"],
+)
+def test_a_schedule_stays_where_the_rate_changes(tmp_path, schedule):
+    text = HEAD + WORDS + "[training]\nlearning_rate = 1.0\n" + schedule
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    before = JobSpec.from_toml(file)
+    check_editable(text, before)
+    training = before.training.model_copy(update={"learning_rate": 0.25})
+    wanted, made = tuned(before, text, training=training)
+    file.write_text(made)
+    assert JobSpec.from_toml(file) == wanted
+    assert schedule in made
 
 
 def test_a_recipe_is_described_in_a_line(tmp_path):

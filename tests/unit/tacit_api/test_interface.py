@@ -15,6 +15,7 @@ from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from tacit_api.rows import rows_of
 from tacit_api.torch_threads import threads_kept
+from tests.support.tiny_models import saved
 from tests.support.tried_jobs import TOML, written_job, written_rows
 
 
@@ -186,6 +187,25 @@ def test_a_members_rows_are_not_simulated(tmp_path):
 def test_a_share_that_leaves_nothing_is_refused(share, tmp_path):
     with pytest.raises(ValueError, match="is no share of the rows; give one from"):
         tacit.simulate(written_job(tmp_path)[0], [("a", "day"), ("b", "night")], test=share)
+
+
+@pytest.mark.parametrize("given", [{"partition": "column"}, {"column": "site"}], ids=str)
+def test_a_partition_by_a_column_and_its_column_go_together(given, tmp_path):
+    with pytest.raises(ValueError, match='partition="column" and column="NAME" go together'):
+        tacit.simulate(written_job(tmp_path)[0], written_rows(60), members=3, **given)
+
+
+@pytest.mark.parametrize("where", ["data", "test"])
+def test_pairs_without_a_second_text_are_refused(where, tmp_path):
+    saved(tmp_path / "base", "bert")
+    head = {"name": "head", "pairs": True}
+    model = {"architecture": "prompted", "base": "base", "injection": "none", "task": head, "max_tokens": 16}
+    job = JobSpec.model_validate({"name": "pairs", "labels": ["day", "night"], "model": model})
+    whole = [{**row, "text_b": "and then"} for row in written_rows(60)]
+    lacking = [*whole[:-1], {"text": "the sun", "label": "day"}]
+    data, test = (lacking, whole) if where == "data" else (whole, lacking)
+    with pytest.raises(ValueError, match="the job reads pairs of texts, and 1 of 120 rows have no second text"):
+        tacit.simulate(job, data, test=test, members=3)
 
 
 def test_a_closed_coordinator_says_so(tmp_path):

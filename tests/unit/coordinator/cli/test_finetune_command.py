@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import math
 import sys
 
 import numpy as np
 import pytest
 
+import export.finetune.run
 from coordinator.config import OperatorConfig, operator_toml
 from coordinator.domain.jobs import JobStatus
 from export.predictor import Predictor
@@ -96,6 +98,21 @@ def test_a_refusal_is_a_sentence(folder, capsys, arguments, code, says):
     made = [each.replace("HERE", str(folder)) for each in arguments]
     assert run("questions", *made, "--out", folder / "out") == code
     assert says in capsys.readouterr().err
+    assert not (folder / "out").exists()
+
+
+def test_a_training_that_diverges_is_a_sentence(folder, capsys, monkeypatch):
+    starting = export.finetune.run._starting
+
+    def spoilt(*given):
+        module, *rest = starting(*given)
+        module.output.bias.data.fill_(math.nan)
+        return module, *rest
+
+    monkeypatch.setattr(export.finetune.run, "_starting", spoilt)
+    given = ("questions", "--test", folder / "test.jsonl", "--corpora", folder / "corpora")
+    assert run(*given, "--out", folder / "out", *SMALL) == 1
+    assert "lower --learning-rate (it is 0.02)" in capsys.readouterr().err
     assert not (folder / "out").exists()
 
 

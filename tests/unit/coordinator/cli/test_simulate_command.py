@@ -6,8 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from learning.training.outcome import TrainingLost
 from tests.support.tiny_writers import saved_writer
-from tests.support.tried_jobs import WRITER, written_job, written_rows
+from tests.support.tried_jobs import TOML, WRITER, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
 
@@ -56,6 +57,40 @@ def test_rows_in_a_members_home_are_refused(job):
         (home / name).mkdir(parents=True)
     (home / "rows.jsonl").write_bytes((job.parent / "rows.jsonl").read_bytes())
     assert "lies in a member's home" in simulated("job.toml", "--data", "home/rows.jsonl", code=ExitCode.REFUSED)
+
+
+PLAIN = (
+    TOML[: TOML.index("# Found by")]
+    + """[mechanism]
+name = "none"
+
+[training]
+optimiser = "sgd"
+learning_rate = 1000
+epochs = 30
+
+[rounds]
+count = 2
+min_members = 3
+"""
+)
+
+
+def test_a_training_that_diverges_is_a_sentence(job):
+    job.write_text(PLAIN)
+    for workers in (1, 2):
+        said = simulated("job.toml", *DATA, "--members", 4, "--workers", workers, code=ExitCode.FAILED)
+        assert said.startswith("job.toml cannot be simulated: round 1: training diverged: ")
+        assert "lower training.learning_rate (it is 1000)" in said
+
+
+def test_a_training_that_fails_otherwise_is_a_sentence(job, monkeypatch):
+    def lost(*_given, **_more):
+        raise TrainingLost("the memory of the GPU is full")
+
+    monkeypatch.setattr("learning.training.update.train_update", lost)
+    said = simulated("job.toml", *DATA, "--members", 4, code=ExitCode.FAILED)
+    assert said == "job.toml cannot be simulated: round 1: the memory of the GPU is full"
 
 
 def test_rounds_are_shown_and_a_second_run_adds_none(job):

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import app
+from learning.training.outcome import TrainingLost
+from simulation.engines import WorkersDied
 from tacit.job import JobSpec
 from tests.support.tried_jobs import TOML, written_job
 from toolkit.console import CommandFailed, ExitCode
@@ -73,6 +75,54 @@ def test_a_limit_in_which_no_recipe_ends_asks_for_more(job, monkeypatch):
     assert not list(job.parent.glob("*.tuned.toml"))
 
 
+def test_a_job_file_with_a_byte_order_mark_is_tuned(job):
+    job.write_text("\ufeff" + job.read_text())
+    tried(job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, "--epsilon", 9, *QUICK)
+    tuned = job.with_name("job.tuned.toml")
+    assert tuned.read_text().startswith("# What the job is for.")
+    assert JobSpec.from_toml(tuned).rounds.min_members == 3
+
+
+MECHANISM = """[mechanism]
+name = "dp-sgd"
+noise_multiplier = 0.3  # little
+clip = 1.0
+lot = 20
+steps = 6
+"""
+DOTTED = TOML.replace(MECHANISM, "").replace(
+    "schema = 1\n",
+    'schema = 1\nmechanism.name = "dp-sgd"\nmechanism.noise_multiplier = 0.3\nmechanism.lot = 20\n',
+)
+
+
+def test_a_job_file_whose_numbers_cannot_be_edited_is_refused_before_the_search(job, monkeypatch):
+    monkeypatch.setattr("simulation.trying.read_rows", lambda *_, **__: pytest.fail("the rows were read"))
+    job.write_text(DOTTED)
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3)
+    said = tried(*words, code=ExitCode.USAGE)
+    assert "the job file cannot be edited to the tuned numbers" in said
+    assert "each key on a line of its own" in said
+
+
+def test_what_a_search_found_is_shown_also_if_its_file_cannot_be_written(job, monkeypatch):
+    monkeypatch.setattr("simulation.tuned.check_editable", lambda *_: None)
+    job.write_text(DOTTED)
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, "--epsilon", 9, *QUICK)
+    for more in ((), ("--json",)):
+        result = CliRunner().invoke(app, ["job", "try", *(str(word) for word in (*words, *more))])
+        assert isinstance(result.exception, CommandFailed)
+        assert result.exception.code is ExitCode.FAILED
+        assert "job.tuned.toml was not written" in str(result.exception)
+        if more:
+            found = json.loads(result.stdout.splitlines()[-1])
+            assert found["out"] is None
+            assert "dp-sgd noise" in found["best"]
+        else:
+            assert "Beside it on the test rows" in result.stdout
+            assert "Wrote" not in result.stdout
+
+
 def test_a_file_that_is_there_is_not_overwritten(job, monkeypatch):
     monkeypatch.setattr("simulation.trying.read_rows", lambda *_, **__: pytest.fail("the rows were read"))
     mine = job.with_name("job.tuned.toml"), job.with_name("s.toml")
@@ -129,6 +179,46 @@ def test_a_job_that_keeps_the_embedding_says_what_that_is_worth_and_writes_no_jo
     assert "aggregation.groups" not in said
     refused = tried(*words[:-4], "--members", 2, "--seed", 0, code=ExitCode.USAGE)
     assert "needs 3 members (rounds.min_members)" in refused
+
+
+KEPT = (
+    TOML.partition("# Found by")[0]
+    + """
+[method]
+name = "lg-fedavg"
+
+[mechanism]
+name = "none"
+
+[training]
+optimiser = "sgd"
+learning_rate = 1000
+epochs = 30
+
+[rounds]
+count = 2
+min_members = 3
+"""
+)
+
+
+def test_a_job_that_keeps_a_part_and_diverges_is_a_sentence(tmp_path):
+    job, data = written_job(tmp_path, KEPT)
+    for cores in (1, 2):
+        words = (job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", cores)
+        said = tried(*words, code=ExitCode.FAILED)
+        assert said.startswith(f"{job} cannot be tried: training diverged: ")
+
+
+@pytest.mark.parametrize("error", [TrainingLost("the memory is full"), WorkersDied("3 workers died")])
+def test_a_job_that_keeps_a_part_and_fails_otherwise_is_a_sentence(tmp_path, monkeypatch, error):
+    def fails(*_given, **_more):
+        raise error
+
+    monkeypatch.setattr("learning.training.update.train_update", fails)
+    job, data = written_job(tmp_path, KEPT)
+    words = (job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", 1)
+    assert tried(*words, code=ExitCode.FAILED) == f"{job} cannot be tried: {error}"
 
 
 def test_without_torch_it_says_what_to_install(job, monkeypatch):

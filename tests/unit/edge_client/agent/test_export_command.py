@@ -81,7 +81,7 @@ def converted(monkeypatch):
 
     monkeypatch.setattr(export.onnx, "_convert", graph)
     monkeypatch.setattr(
-        export.onnx, "_parity", lambda module, *_, **__: given.append(module.embedding.weight.detach()) or 0.0
+        export.onnx, "_parity", lambda module, *_, **__: given.append(module.embedding.weight.detach()) or (0.0, 0.0)
     )
     return given
 

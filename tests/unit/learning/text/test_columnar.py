@@ -1,6 +1,8 @@
 """Parquet and Arrow files and `datasets` folders: the same rows as in JSON lines, and a sentence for each damage."""
 
+import csv
 import hashlib
+import itertools
 import json
 import re
 import struct
@@ -17,7 +19,16 @@ import pytest
 from edge_client.ledger.overlap import Marks, marks_of
 from learning.text import columnar
 from learning.text.columnar_reader import MAX_CELL, FileInvalid, write_rows
-from learning.text.data import ColumnMissing, DataInvalid, Example, RowInvalid, data_digest, read_data, read_examples
+from learning.text.data import (
+    ColumnMissing,
+    DataInvalid,
+    Example,
+    RowInvalid,
+    check_labels,
+    data_digest,
+    read_data,
+    read_examples,
+)
 from learning.text.persons import units_of
 from tests.support.places import ROOT
 
@@ -370,7 +381,46 @@ def test_columns_of_dialogues_are_read_like_json_lines(tmp_path):
     assert read_data(tmp_path / "texts.parquet").examples == [Example("t", "x")]
     with pytest.raises(DataInvalid, match=r"column '(messages|response)' holds"):
         read_data(tmp_path / "texts.parquet", messages="messages")
-    # A file of labelled texts still needs both columns.
+    # Prompts alone are read as in a table with commas, and are no labelled texts.
     pq.write_table(pa.table({"prompt": ["who?"]}), tmp_path / "half.parquet")
-    with pytest.raises(DataInvalid, match="no column 'label'; there are: prompt"):
-        read_data(tmp_path / "half.parquet")
+    (tmp_path / "half.csv").write_text("prompt\nwho?\n")
+    (half,) = read_data(tmp_path / "half.parquet").examples
+    assert [half] == read_data(tmp_path / "half.csv").examples
+    with pytest.raises(DataInvalid, match="an example has no label"):
+        check_labels([half], ["x"])
+
+
+TURNS = json.dumps([{"role": "user", "content": "who?"}, {"role": "assistant", "content": "we"}])
+CELLS = {"text": "a text", "prompt": "what?", "response": "so", "messages": TURNS, "label": "A"}
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"prompt": "prompt"}, {"response": "response"}, {"messages": "messages"}], ids=str
+)
+@pytest.mark.parametrize("label", [None, "label"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_whatever_columns_a_file_has_it_is_read_or_refused_as_a_table(
+    tmp_path: Path, named: dict[str, str], label: str | None, count: int
+) -> None:
+    for columns in itertools.combinations(CELLS, count):
+        row = {each: CELLS[each] for each in columns}
+        parquet = write(tmp_path / "it.parquet", **{name: [cell] for name, cell in row.items()})
+        with (tmp_path / "it.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([row.keys(), row.values()])
+        assert outcome(parquet, label, named) == outcome(tmp_path / "it.csv", label, named), columns
+
+
+def outcome(path: Path, label: str | None, named: dict[str, str]) -> tuple[list[Example], bool] | type[DataInvalid]:
+    """The examples and whether they can be dialogues, or how the file is refused."""
+    try:
+        found = read_data(path, label=label, rows_for="prompts", **named)
+    except DataInvalid as error:
+        return type(error)
+    return found.examples, found.dialogue_columns
+
+
+def test_prompts_alone_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "it.parquet", prompt=["What is it?", "And?"])
+    found = read_data(path, label=None, rows_for="prompts")
+    assert [each.text for each in found.examples] == ["What is it?", "And?"]
+    assert not found.dialogue_columns
