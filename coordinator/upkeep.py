@@ -62,8 +62,9 @@ class Upkeep:
         self._passphrase = passphrase
         self._seen = seen
         self._certificate_due = self._members_changed = True
-        # The newest journal entry that was read.
+        # The newest journal entry that was read, and the one in the folder's mark.
         self._entry: int | None = None
+        self._marked: int | None = None
         # In this order: who must not go on, then who joined, then what reads and writes the folder.
         self._checks: Mapping[str, Callable[[], Awaitable[None]]] = {
             "operators": self._operators,
@@ -192,14 +193,14 @@ class Upkeep:
             return newest, None if since is None else int(str(since.fields["made_ms"])), beside
 
         newest, backup_ms, beside = await database.run(read)
-        if newest.id == before:
-            return
         if backup_ms is not None:
             self._metrics.backup_made(backup_ms / 1000)
-        if beside:
+        if newest.id != before and beside:
             log.info("journal_head", entry=newest.id, head=newest.hash.hex())
         self._entry = newest.id
-        await asyncio.to_thread(mark.keep, self._folder.database_mark, self._config.database_url, newest)
+        if newest.id != self._marked:
+            await asyncio.to_thread(mark.keep, self._folder.database_mark, self._config.database_url, newest)
+            self._marked = newest.id
 
     async def _figures(self) -> None:
         if not self._members_changed:
@@ -211,7 +212,11 @@ class Upkeep:
             counts.update(member.status.value for member in records.members(s))
             return dict(counts), [expires / 1000 for _, expires in records.member_certificates(s).values()]
 
-        counts, expires = await self._runtime.database.run(read)
+        try:
+            counts, expires = await self._runtime.database.run(read)
+        except Exception:
+            self._members_changed = True
+            raise
         self._metrics.members(counts)
         self._metrics.member_certificates(expires)
         if (stored := await self._runtime.store.apart.run(self._runtime.store.measure)) is not None:

@@ -10,7 +10,8 @@ No value reaches the log with a character on which a terminal or log viewer acts
 (`toolkit.text.clean`). Only a traceback keeps its line breaks.
 
 A stream that takes no line, because its disk is full or its reader has gone, costs lines and nothing else: no caller
-hears of it. Once it takes lines again, `log_lines_lost` says how many are missing.
+hears of it. Once it takes lines again, `log_lines_lost` says how many it refused since the process began. Those that
+were in its buffer may stand in the log after all.
 """
 
 import logging
@@ -80,21 +81,21 @@ def configure(
 
 
 class _Lost:
-    """The number of lines that a stream did not take. Thread-safe."""
+    """The number of lines that were refused since the process began. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lines = 0
+        self._lines = self._told = 0
 
     def add(self) -> None:
         with self._lock:
             self._lines += 1
 
-    def told(self) -> int:
-        """Returns the number, and begins again."""
+    def news(self) -> int:
+        """Returns the number if it has grown since the last call; 0 otherwise."""
         with self._lock:
-            lines, self._lines = self._lines, 0
-        return lines
+            grown, self._told = self._lines > self._told, self._lines
+            return self._lines if grown else 0
 
 
 _lost = _Lost()
@@ -115,8 +116,9 @@ class _Lines(structlog.WriteLogger):
             # ValueError: somebody has closed the stream.
             _lost.add()
             return
-        if lines := _lost.told():
-            structlog.get_logger(*self._names).warning("log_lines_lost", lines=lines)
+        if lines := _lost.news():
+            # If this line is refused, too, the next one says so. No level leaves it out.
+            structlog.get_logger(*self._names).error("log_lines_lost", lines=lines)
 
     log = debug = info = warn = warning = msg
     fatal = failure = err = error = critical = exception = msg

@@ -243,7 +243,7 @@ def _check_target(found: "Snapshot", coordinator: Path, revoke: list[str], new_d
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark
     from coordinator.storage.database import open_database
-    from coordinator.storage.restore import check_target
+    from coordinator.storage.restore import check_target, check_unopened
     from coordinator.storage.target import check_no_links
     from toolkit.logs import configure
 
@@ -261,8 +261,9 @@ def _check_target(found: "Snapshot", coordinator: Path, revoke: list[str], new_d
             f"{federation.hex()[:16]}, which would refuse its members; restore into a folder with that authority",
             ExitCode.REFUSED,
         )
-    # To open a database makes it, and the question is not answered yet.
-    if (file := database_file(config.database_url)) is None or file.exists():
+    # To open a database makes it, and fills another program's with tables. The question is not answered yet.
+    file = database_file(config.database_url)
+    if (file is None or file.exists()) and check_unopened(config.database_url):
         database = open_database(config.database_url, sole=True)
         try:
             check_target(database, found, revoke)

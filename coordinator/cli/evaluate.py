@@ -45,6 +45,7 @@ RECONNECT_SECONDS = 2.0
 PARITY_SAMPLES = 16
 # Characters of a line if standard output is not a terminal.
 _MAX_WIDTH = 160
+_NONE_MEASURED = "no version of job {job} could be measured; the sentences above say why"
 
 
 def evaluate(
@@ -213,7 +214,7 @@ class _Evaluation:
                     said = _report(found.figures).headline(found.figures)
                     typer.echo(f"version {number} of {numbers[-1]}: {said}", err=True)
         if not measured:
-            fail(f"no version of job {self._job} could be measured; the sentences above say why")
+            fail(_NONE_MEASURED.format(job=self._job))
         figures = [each.figures for each in measured]
         report = _report(figures[0])
         if self._as_json:
@@ -227,6 +228,7 @@ class _Evaluation:
     async def follow(self, where: Path) -> None:
         """Measures the newest version and every later one, once each. It waits for a coordinator that restarts."""
         following: int | None = None
+        measured = False
         while True:
             try:
                 async with operator_stub(where) as stub:
@@ -235,9 +237,12 @@ class _Evaluation:
                         while following <= job.version_number:
                             found = await self._tried(stub, await self._files(stub), following)
                             if found is not None:
+                                measured = True
                                 self._show(found, verdict=True)
                             following += 1
                         if _over(job):
+                            if not measured:
+                                fail(_NONE_MEASURED.format(job=self._job))
                             return
             except CommandFailed as error:
                 if following is None or error.code is not ExitCode.UNREACHABLE:

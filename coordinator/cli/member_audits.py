@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.rounding import rounded_down, rounded_up
+from tacit.rounding import apart, rounded_up
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
 
@@ -116,9 +116,10 @@ def check_version(job: str, number: int, version: bytes, audits: Sequence[Audite
     above = [each for each in of_it if each.verdict == "above-claim"]
     if above:
         worst = max(above, key=lambda each: each.lower_bound)
+        bound, claim = apart(worst.lower_bound, worst.claim)
         fail(
             f"version {number} of {job} is above its claim: a member's audit proves an epsilon of at least "
-            f"{rounded_down(worst.lower_bound):g} where {worst.claim:g} is claimed, or its own updates betray it; find "
+            f"{bound} where {claim} is claimed, or its own updates betray it; find "
             "out why, or export it with --despite-audit",
             ExitCode.ABOVE_CLAIM,
         )

@@ -4,8 +4,8 @@ gRPC cancels a servicer when its client goes away or the call's deadline passes,
 begun all the same. So from its first write on, an act runs as a task of its own. What it changes in memory after that
 write (a driver, a session, a metric) then happens, too.
 
-A stopping coordinator waits for its acts, for a bounded time. What is given up then, the next start does from the
-database.
+A stopping coordinator waits for its acts, for a bounded time. Of what is given up then, the next start does what the
+database holds; a job that was to be created, paused, resumed or aborted may have to be asked for again.
 """
 
 import asyncio
@@ -33,12 +33,20 @@ class Acts:
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def run(self, act: Coroutine[Any, Any, _Result], name: str, **about: str) -> _Result:
+    async def run(
+        self,
+        act: Coroutine[Any, Any, _Result],
+        name: str,
+        *,
+        refusals: type[Exception] | tuple[type[Exception], ...] = (),
+        **about: str,
+    ) -> _Result:
         """Returns what an act returns. It goes on if the caller is cancelled; then the log hears of its failure.
 
         Args:
             act: The act.
             name: Its name, for the log.
+            refusals: What it raises to refuse, which is no failure.
             about: Further fields for the log.
 
         Raises:
@@ -48,7 +56,7 @@ class Acts:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(lambda ended: _say(ended, about))
+            task.add_done_callback(lambda ended: _say(ended, about, refusals))
             raise
 
     def begin(self, act: Coroutine[Any, Any, object], name: str, **about: str) -> None:
@@ -74,8 +82,10 @@ class Acts:
         return task
 
 
-def _say(task: "asyncio.Task[Any]", about: dict[str, str]) -> None:
-    if task.cancelled() or (error := task.exception()) is None:
+def _say(
+    task: "asyncio.Task[Any]", about: dict[str, str], refusals: type[Exception] | tuple[type[Exception], ...] = ()
+) -> None:
+    if task.cancelled() or (error := task.exception()) is None or isinstance(error, refusals):
         return
     # A failure of the database says all in its sentence.
     cause = None if isinstance(error, StorageError) else error

@@ -163,6 +163,10 @@ class Corpora:
         self._naming = asyncio.Lock()
         # Digests of files that may no longer count, until they turn out to count or are deleted.
         self._leaving: set[bytes] = set()
+        # Digests of files that this process has seen to be gone.
+        self._gone: set[bytes] = set()
+        # Whether a search for files that count no longer is under way, and whether another one is due after it.
+        self._sweeping = self._sweep_due = False
         # Held while a job is read, as all members ask at about the same moment, when the job finishes.
         self._reading = asyncio.Lock()
         # Jobs whose document this software cannot read; each is logged once.
@@ -240,15 +244,21 @@ class Corpora:
 
     def start(self) -> None:
         """Starts to delete files that count no longer and are still there, as their deletion failed or never began."""
-        self._acts.begin(self._sweep_uncounted(), "delete corpora")
+        self._sweep_due = True
+        if not self._sweeping:
+            self._sweeping = True
+            self._acts.begin(self._sweep(), "delete corpora")
 
-    async def _sweep_uncounted(self) -> None:
+    async def _sweep(self) -> None:
         try:
-            found = await self._database.run(records.uncounted_corpora)
+            while self._sweep_due:
+                self._sweep_due = False
+                found = await self._database.run(records.uncounted_corpora)
+                await self._delete(*(found - self._gone))
         except StorageError as error:
             log.error("corpus_not_deleted", error=str(error))
-            return
-        await self._delete(*found)
+        finally:
+            self._sweeping = False
 
     async def _release(self, digest: bytes | None) -> None:
         """Deletes a file that counted until now, unless it counts elsewhere.
@@ -280,14 +290,18 @@ class Corpora:
     async def _delete_one(self, digest: bytes) -> None:
         if await self._database.run(lambda s: records.counts_anywhere(s, digest)):
             return
-        if await self._store.apart.run(self._remove, digest):
+        removed = await self._store.apart.run(self._remove, digest)
+        if removed is not None:
+            self._gone.add(digest)
+        if removed:
             log.info("corpus_deleted", corpus=digest.hex())
 
-    def _remove(self, digest: bytes) -> bool:
+    def _remove(self, digest: bytes) -> bool | None:
+        """Removes a blob, and returns whether there was one; None: this process may not."""
         # After a take-over, the blob may be another database's.
         Ownership(self._database, self._store).check()
         # Asked last: another coordinator of this database may be active, and have stored this file anew.
-        return self.may_delete() and self._store.remove(digest)
+        return self._store.remove(digest) if self.may_delete() else None
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
@@ -472,11 +486,13 @@ class Corpora:
             # Write no blob that no row would name.
             await self._answerable(job, member)
             before = await self._database.run(lambda s: records.corpus_of(s, job, member))
+            self._gone.discard(offer.digest)
             await self._store.apart.run(_store, self._store, partial, carried, offer, ordered, statement)
             stored = True
             async with self._naming:
                 # The blob may have existed already for an answer that was replaced since, and be deleted by now.
                 if not await self._store.apart.run(self._store.has, offer.digest):
+                    self._gone.discard(offer.digest)
                     await self._store.apart.run(_store, self._store, partial, carried, offer, ordered, statement)
                 await self._keep(offer, statement, certificate)
         except _Refused:

@@ -385,7 +385,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 await self._note_act(job.name, operator.name, "create", document=request.document.hex())
                 await self._live.create_job(request.document, job)
 
-            await self._acts.run(act(), "CreateJob", operator=operator.name)
+            await self._acts.run(act(), "CreateJob", refusals=OperatorRefused, operator=operator.name)
             return await self._present(job.name)
 
     async def _check_earlier(self, job: JobDocument, earlier: EarlierVersion) -> None:
@@ -424,7 +424,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 await self._note_act(request.name, operator.name, change)
                 await self._live.change_job(request.name, change)
 
-            await self._acts.run(act(), "ChangeJob", operator=operator.name)
+            await self._acts.run(act(), "ChangeJob", refusals=OperatorRefused, operator=operator.name)
             return await self._present(request.name)
 
     async def RecordEvaluation(

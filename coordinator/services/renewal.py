@@ -145,7 +145,7 @@ class Renewals:
 
         # A caller that goes away gives its place up.
         await turn.acquire()
-        return await self._acts.run(act(), "Renew", member=member)
+        return await self._acts.run(act(), "Renew", refusals=RenewalRefused, member=member)
 
     async def _renew(self, caller: Certificate, request: bytes, software_version: str) -> tuple[bytes, ...]:
         name, book = caller.identity.name, self._anchors.book

@@ -40,7 +40,7 @@ from coordinator.storage.members import MemberStatus, revoke_member
 from coordinator.storage.models import Base, MemberRow, RestoredMemberRow, TokenRow
 from tacit.reason import Reason, word
 
-__all__ = ["GAP", "Restored", "check_empty", "check_target", "restore_blobs", "restore_rows"]
+__all__ = ["GAP", "Restored", "check_empty", "check_target", "check_unopened", "restore_blobs", "restore_rows"]
 
 # Covers the rounds and attempts since the backup. A column has room for more than 2000 restores.
 GAP = 1_000_000
@@ -71,6 +71,23 @@ class Restored:
 def check_empty(database: Database) -> None:
     """Raises BackupRefused if the database has rows, or another program's tables."""
     database.run_now(lambda s: [table.name for table in _check_empty(s.connection())])
+
+
+def check_unopened(url: str) -> bool:
+    """Looks at a database without opening it, because to open one gives it this software's tables.
+
+    Returns:
+        Whether it has a coordinator's tables. Without them it is empty.
+
+    Raises:
+        BackupRefused: it has another program's tables.
+        DatabaseUnusable: there is none, or it cannot be read.
+    """
+    with snapshot.of_database(url) as connection:
+        ours = snapshot.revision_of(connection) is not None
+        if not ours:
+            _check_empty(connection)
+    return ours
 
 
 def check_target(database: Database, of: Snapshot, revoke: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.auditing.statistics import Guesses, area_under_curve, one_run_bound, paired_bound, true_positive_rate
-from tacit.rounding import rounded_down, rounded_up
+from tacit.rounding import apart, rounded_down, rounded_up
 
 __all__ = ["Outcome", "Report", "Verdict", "outcome"]
 
@@ -90,9 +90,12 @@ class Outcome:
     def sentence(self) -> str:
         """For a person."""
         seen = "this member's update" if self.on == "update" else self.on.replace("-", " ")
-        claim = "no epsilon is claimed" if self.claim is None else f"claimed {rounded_up(self.claim):g}"
+        bound, claim = f"{rounded_down(self.lower_bound):g}", "no epsilon is claimed"
+        if self.claim is not None:
+            bound, claimed = apart(self.lower_bound, self.claim)
+            claim = f"claimed {claimed}"
         said = (
-            f"{_WORDS[self.attack]}, {seen}: epsilon is at least {rounded_down(self.lower_bound):g}, {claim} "
+            f"{_WORDS[self.attack]}, {seen}: epsilon is at least {bound}, {claim} "
             f"({self.guesses.correct} of {self.guesses.made} guesses right)"
         )
         if self.above:

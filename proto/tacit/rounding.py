@@ -9,7 +9,7 @@ Digits are those of the shortest decimal number that is this float, so a number 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-__all__ = ["percent_left", "rounded_down", "rounded_up"]
+__all__ = ["apart", "percent_left", "rounded_down", "rounded_up"]
 
 
 def rounded_up(epsilon: float, digits: int = 3) -> float:
@@ -32,7 +32,20 @@ def rounded_down(epsilon: float, digits: int = 3) -> float:
 
 def percent_left(share: float) -> str:
     """A share of a budget that is left, from 0 to 1, in whole per cent rounded down: `"88%"`."""
-    return f"{math.floor(Decimal(repr(share)) * 100)}%"
+    return f"{math.floor(Decimal(repr(float(share))) * 100)}%"
+
+
+def apart(bound: float, claim: float) -> tuple[str, str]:
+    """A lower bound rounded down and a claim rounded up, as text.
+
+    They have three digits, or as many as show that the bound is above the claim, if it is.
+    """
+    for digits in range(3, 18):
+        down, up = rounded_down(bound, digits), rounded_up(claim, digits)
+        if bound <= claim or down > up:
+            break
+    form = f".{max(6, digits)}g"
+    return format(down, form), format(up, form)
 
 
 def _rounded(epsilon: float, digits: int, rounding: str) -> float:

@@ -1532,9 +1532,11 @@ def test_a_job_of_which_no_version_can_be_measured_is_an_error(house, tools, dat
         for number in range(1, 3):
             await house.database.run(publish(house, number))
         folder = house.operator_folder()
-        with pytest.raises(CommandFailed, match="no version of job desk could be measured") as failed:
-            await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder))
-        assert failed.value.code is ExitCode.FAILED
+        await house.database.run(lambda s: records.set_job_status(s, "desk", JobStatus.FINISHED, "job_finished", 9))
+        for more in ({"versions": "all"}, {"follow": True}):
+            with pytest.raises(CommandFailed, match="no version of job desk could be measured") as failed:
+                await in_a_thread(lambda more=more: evaluate("desk", data, operator=folder, **more))
+            assert failed.value.code is ExitCode.FAILED
 
     house(scenario)
 

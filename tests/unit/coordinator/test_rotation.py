@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from errno import ENOSPC
 
 import grpc.aio
 import pytest
@@ -17,7 +18,8 @@ from structlog.testing import capture_logs
 
 from coordinator import authority, pki, server, upkeep
 from coordinator.config import CoordinatorFolder
-from coordinator.storage import open_database, records
+from coordinator.storage import mark, open_database, records
+from coordinator.storage.errors import DatabaseUnusable
 from coordinator.storage.mark import Mark
 from edge_client.identity import renewal
 from edge_client.identity.connection import open_channel
@@ -468,6 +470,52 @@ def test_a_failing_check_keeps_no_other_one_from_running(tmp_path, monkeypatch, 
                 (failed,) = [line for line in logs if line["event"] == "upkeep_failed"]
                 assert failed["check"] == "authorities"
             assert not runtime.sessions.connected
+
+    asyncio.run(scenario())
+
+
+CHECKS = ("journal", "figures")
+
+
+def test_a_check_that_failed_is_repeated_although_nothing_is_new(tmp_path, monkeypatch):
+    """The folder's mark and the figures follow once the disk and the database can do their part again."""
+    keep, members = mark.keep, records.members
+    failing, reads = dict.fromkeys(CHECKS, True), []
+
+    def kept(*words):
+        if failing["journal"]:
+            raise OSError(ENOSPC, "No space left on device")
+        keep(*words)
+
+    def read(session):
+        reads.append(session)
+        if failing["figures"]:
+            raise DatabaseUnusable("no answer")
+        return members(session)
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            await house.enrol("north", 2, monkeypatch)
+            monkeypatch.setattr(upkeep, "_FIGURES_EVERY", 10**9)
+            with capture_logs() as logs:
+                monkeypatch.setattr(mark, "keep", kept)
+                monkeypatch.setattr(records, "members", read)
+                now_ms = int(datetime.now(UTC).timestamp() * 1000)
+                await house.database.run(lambda s: records.revoke_member(s, "north", now_ms))
+                house.serving.runtime.membership_changed()
+                asked = len(reads)
+                newest = (await house.database.run(records.head)).id
+                async with asyncio.timeout(20):
+                    while {each["check"] for each in logs if each["event"] == "upkeep_failed"} != set(CHECKS):
+                        await house.database.run(lambda s: None)
+                    while len(reads) == asked:
+                        await house.database.run(lambda s: None)
+            assert _mark(house) != newest
+            assert house.serving.metrics.value("members", status="revoked") == 0
+            failing.update(dict.fromkeys(CHECKS, False))
+            async with asyncio.timeout(20):
+                while _mark(house) != newest or house.serving.metrics.value("members", status="revoked") != 1:
+                    await house.database.run(lambda s: None)
 
     asyncio.run(scenario())
 

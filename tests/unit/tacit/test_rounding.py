@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.rounding import percent_left, rounded_down, rounded_up
+from tacit.rounding import apart, percent_left, rounded_down, rounded_up
 
 EPSILONS = st.floats(min_value=0, max_value=1e12, allow_nan=False)
 
@@ -60,3 +60,28 @@ def test_what_is_no_epsilon_is_refused(epsilon):
 )
 def test_a_share_that_is_left_is_rounded_down(share, said):
     assert percent_left(share) == said
+
+
+@pytest.mark.parametrize(
+    ("bound", "claim", "said"),
+    [
+        (4.567, 2.0, ("4.56", "2")),
+        (3.0049, 3.001, ("3.004", "3.001")),
+        (3.002, 3.0, ("3.002", "3")),
+        (1.00000002, 1.00000001, ("1.00000002", "1.00000001")),
+        (12345.6, 12.0, ("12300", "12")),
+        # No order to show.
+        (2.999, 3.001, ("2.99", "3.01")),
+        (3.0, 3.0, ("3", "3")),
+    ],
+)
+def test_a_bound_above_a_claim_is_shown_above_it(bound, claim, said):
+    assert apart(bound, claim) == said
+
+
+@given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
+def test_no_sentence_contradicts_its_verdict(bound, claim):
+    down, up = map(float, apart(bound, claim))
+    assert down <= bound
+    assert up >= claim
+    assert (down > up) == (bound > claim)

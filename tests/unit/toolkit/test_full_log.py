@@ -18,7 +18,7 @@ from toolkit.logs import configure, configure_beside
 def _as_it_was():
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    logs._lost.told()
+    logs._lost = logs._Lost()
     structlog.reset_defaults()
     yield
     structlog.reset_defaults()
@@ -30,9 +30,12 @@ class Disk(io.StringIO):
     """A stream on a disk that may be full."""
 
     full = False
+    room = 0
 
     def write(self, text):
-        if self.full:
+        if self.full and self.room:
+            self.room -= 1
+        elif self.full:
             raise OSError(ENOSPC, "No space left on device")
         return super().write(text)
 
@@ -48,7 +51,7 @@ def test_a_full_disk_reaches_no_caller(form):
         log = structlog.get_logger("coordinator")
         for write in (log.debug, log.info, log.warning, log.error, log.critical, log.exception):
             write("attempt_ended")
-        assert logs._lost.told() == 6
+        assert logs._lost.news() == 6
         logging.getLogger("grpc").warning("a line of a library")
     finally:
         with contextlib.suppress(OSError):
@@ -60,7 +63,7 @@ def test_a_closed_stream_reaches_no_caller():
     configure("json", stream=stream)
     stream.close()
     structlog.get_logger("edge_client").info("round_sent")
-    assert logs._lost.told() == 1
+    assert logs._lost.news() == 1
 
 
 def test_the_log_says_how_many_lines_are_missing_once():
@@ -76,7 +79,24 @@ def test_the_log_says_how_many_lines_are_missing_once():
     log.info("stopping")
     assert [each["event"] for each in disk.lines()] == ["serving", "job_paused", "log_lines_lost", "stopping"]
     assert disk.lines()[2]["lines"] == 3
-    assert disk.lines()[2]["level"] == "warning"
+    assert disk.lines()[2]["level"] == "error"
+
+
+@pytest.mark.parametrize("level", ["info", "error"])
+def test_a_disk_at_its_brink_hides_no_line(level):
+    """The line that says so is refused as well."""
+    disk = Disk()
+    configure("json", level, stream=disk)
+    log = structlog.get_logger("coordinator")
+    disk.full = True
+    for _ in range(10):
+        log.error("attempt_ended")
+    disk.room = 1
+    log.error("serving")
+    disk.full = False
+    log.error("stopping")
+    assert [each["event"] for each in disk.lines()] == ["serving", "stopping", "log_lines_lost"]
+    assert disk.lines()[2]["lines"] == 11
 
 
 def test_a_member_inside_a_program_is_not_ended_by_its_full_log(monkeypatch):

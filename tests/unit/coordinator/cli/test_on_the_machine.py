@@ -205,6 +205,20 @@ def test_a_restore_that_ended_before_the_mark_is_repeated(fed, tmp_path):
     assert "the database is not empty" in _run(*restore, *revoke, code=ExitCode.FAILED)
 
 
+def test_a_restore_leaves_another_programs_database_as_it_is(fed, tmp_path, monkeypatch):
+    backup, other = tmp_path / "backup", tmp_path / "other.db"
+    _run("backup", backup, "--dir", fed)
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE customers (name TEXT)")
+    other.chmod(0o600)
+    before = other.read_bytes()
+    monkeypatch.setenv("TACIT_DATABASE_URL", f"sqlite:///{other}")
+    for more in ((), ("--yes",)):
+        said = _run("restore", backup, "--dir", fed, "--new-database", *more, code=ExitCode.FAILED)
+        assert "another program's table customers" in said
+        assert other.read_bytes() == before
+
+
 def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):
     backup = tmp_path / "backup"
     _run("backup", backup, "--dir", fed)

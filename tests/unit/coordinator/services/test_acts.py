@@ -383,6 +383,28 @@ def test_the_log_hears_of_a_failure_that_no_caller_hears_of():
 # ---- a commit whose answer was lost, as the database has it
 
 
+@pytest.mark.parametrize(("raised", "lines"), [(ValueError("an unsuitable key"), 0), (KeyError("a bug"), 1)])
+def test_a_refusal_that_no_caller_hears_of_is_no_failure(raised, lines):
+    async def scenario():
+        acts, go_on = Acts(), asyncio.Event()
+
+        async def act():
+            await go_on.wait()
+            raise raised
+
+        with capture_logs() as logs:
+            call = asyncio.create_task(acts.run(act(), "Renew", refusals=ValueError, member="north"))
+            await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            go_on.set()
+            await acts.end()
+        assert len([line for line in logs if line["event"] == "act_failed"]) == lines
+
+    asyncio.run(scenario())
+
+
 def test_a_stored_job_without_a_driver_is_started(tmp_path, monkeypatch):
     async def run():
         async with housed(tmp_path, monkeypatch) as house, operating(house) as (stub, _):

@@ -838,6 +838,58 @@ async def test_all_files_that_a_cancelled_withdrawal_took_back_are_deleted(house
 
 
 @housed
+async def test_files_that_are_gone_are_not_looked_for_again_unless_they_come_back(house):
+    job, north = await house.job(), house.member("north")
+    corpora, removed, remove = house.runtime.corpora, [], house.store.remove
+
+    def counted(digest):
+        removed.append(digest)
+        return remove(digest)
+
+    house.store.remove = counted
+    digest = hashlib.sha256(FILE).digest()
+    for times in (1, 2):
+        assert (await north.give(job, FILE)).complete
+        assert house.blobs() == {job.digest().hex(), digest.hex()}
+        # Another coordinator of this database let the answer go; this one finds the file.
+        await house.database.run(lambda s: records.decline_corpus(s, "questions", "north", 5))
+        for _ in range(3):
+            corpora.start()
+            await house.runtime.acts.end()
+        assert house.blobs() == {job.digest().hex()}
+        assert removed == [digest] * times
+
+
+@housed
+async def test_searches_for_files_that_count_no_longer_do_not_pile_up(house):
+    searches, search = [], records.uncounted_corpora
+    run, begun, on = house.database.run, asyncio.Event(), asyncio.Event()
+
+    async def slow(work):
+        if work is search:
+            searches.append(work)
+            begun.set()
+            await on.wait()
+        return await run(work)
+
+    house.database.run = slow
+    corpora = house.runtime.corpora
+    corpora.start()
+    await begun.wait()
+    for _ in range(5):
+        corpora.start()
+        # Whatever this began has its turn.
+        await run(lambda s: None)
+    on.set()
+    await house.runtime.acts.end()
+    # One more, because something may have changed after the first had read.
+    assert len(searches) == 2
+    corpora.start()
+    await house.runtime.acts.end()
+    assert len(searches) == 3
+
+
+@housed
 async def test_a_file_is_deleted_although_the_answer_about_its_row_was_lost(house):
     """The database has what a member wrote last, and nobody here has heard of it."""
     job, north, south = await house.job(), house.member("north"), house.member("south")
