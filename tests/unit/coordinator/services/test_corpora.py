@@ -430,10 +430,14 @@ async def test_every_wait_for_a_member_ends(house):
 
 @housed
 async def test_the_same_file_twice_at_once_counts_once(house):
-    job = await house.job()
+    job, north = await house.job(), house.member("north")
     receipts = await asyncio.gather(*(house.member("north").give(job, FILE, chunk=7) for _ in range(4)))
-    assert any(receipt.complete for receipt in receipts)
     assert {receipt.reason for receipt in receipts} <= {WANTED, INCOMPLETE}
+    # The newest is told to continue from where another one came to, if that one's bytes were faster than its header.
+    last = receipts[0]
+    async with asyncio.timeout(20):
+        while not last.complete:
+            last = await north.give(job, FILE, offset=(await north.status(data=FILE)).received)
     assert [row[2] for row in await house.rows()] == [False]
     assert house.store.get(hashlib.sha256(FILE).digest()) == FILE
     assert len(await house.journal("corpus_received")) == 1
