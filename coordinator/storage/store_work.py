@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from coordinator.storage.database import engine_of, words_of
 from coordinator.storage.errors import DatabaseUnusable, StoreInUse
@@ -48,6 +48,7 @@ def store_work(url: str, *, alone: bool) -> Iterator[Callable[[], None]]:
             # No transaction stays open, which the database might end.
             connection = stack.enter_context(engine.connect()).execution_options(isolation_level="AUTOCOMMIT")
             _take(connection, alone)
+        stack.callback(_give_back, connection)
 
         def held() -> None:
             with _reached():
@@ -65,6 +66,13 @@ def _take(connection: Connection, alone: bool) -> None:
             "a backup, a restore or another `store prune` is under way over this database, perhaps on another machine; "
             "try again when it has ended"
         )
+
+
+def _give_back(connection: Connection) -> None:
+    """Releases the lock before this returns. The database notices a connection that is only closed a little later."""
+    # A connection that broke has lost it.
+    with contextlib.suppress(SQLAlchemyError):
+        connection.execute(text("SELECT pg_advisory_unlock_all()"))
 
 
 @contextlib.contextmanager

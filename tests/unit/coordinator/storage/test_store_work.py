@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from coordinator.storage import backup
 from coordinator.storage.database import engine_of, open_database
@@ -121,6 +121,18 @@ def test_backups_of_two_machines_run_side_by_side(url):
         other()
         with pytest.raises(StoreInUse), store_work(url, alone=True):
             pass
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_lock_is_free_once_the_work_has_ended(url, alone, monkeypatch):
+    """A pruning that a script starts right after a backup is not refused, however late the database sees it go."""
+    # As long as the connection is not closed, it keeps what was not released.
+    with monkeypatch.context() as late:
+        late.setattr(Engine, "dispose", lambda engine: None)
+        with store_work(url, alone=alone):
+            pass
+    with store_work(url, alone=True):
+        pass
 
 
 def test_a_pruning_ends_when_its_lock_may_be_lost(url):
