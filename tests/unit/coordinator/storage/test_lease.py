@@ -329,9 +329,10 @@ def test_a_halted_renewal_has_given_its_locks_back_when_the_lease_ends():
 def test_commands_that_need_the_whole_database_and_coordinators_exclude_each_other(url, monkeypatch):
     held = taken(url, "a:1")
     active = open_database(url, fence=held.fence)
-    with monkeypatch.context() as soon, pytest.raises(DatabaseInUse, match="another coordinator serves"):
+    with monkeypatch.context() as soon:
         soon.setattr(module, "TAKEOVER_MS", 200)
-        open_database(url, sole=True)
+        with pytest.raises(DatabaseInUse, match="another coordinator serves"):
+            open_database(url, sole=True)
     active.close()
     held.release()
     alone = open_database(url, sole=True)
