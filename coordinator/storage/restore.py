@@ -40,7 +40,7 @@ from coordinator.storage.members import MemberStatus, revoke_member
 from coordinator.storage.models import Base, MemberRow, RestoredMemberRow, TokenRow
 from tacit.reason import Reason, word
 
-__all__ = ["GAP", "Restored", "check_empty", "check_target", "check_unopened", "restore_blobs", "restore_rows"]
+__all__ = ["GAP", "Restored", "check_target", "check_unopened", "restore_blobs", "restore_rows"]
 
 # Covers the rounds and attempts since the backup. A column has room for more than 2000 restores.
 GAP = 1_000_000
@@ -66,11 +66,6 @@ class Restored:
     # Jobs that continue, each with the number of its version.
     jobs: tuple[tuple[str, int], ...]
     revoked: tuple[str, ...]
-
-
-def check_empty(database: Database) -> None:
-    """Raises BackupRefused if the database has rows, or another program's tables."""
-    database.run_now(lambda s: [table.name for table in _check_empty(s.connection())])
 
 
 def check_unopened(url: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tacit.job import JobSpec
 
-__all__ = ["TOML", "WRITER", "written_job", "written_rows"]
+__all__ = ["DIVERGES", "TOML", "WRITER", "written_job", "written_rows"]
 
 _WORDS = {"day": ["sun", "noon", "light", "bright"], "night": ["moon", "dark", "star", "late"]}
 _REST = ["the", "is", "was", "over", "a", "hill", "and", "we", "saw"]
@@ -43,6 +43,23 @@ learning_rate = 2.0
 count = 2
 min_members = 3
 """
+
+# The same without noise, by steps that no model survives.
+DIVERGES = (
+    TOML.partition("# Found by")[0]
+    + """[mechanism]
+name = "none"
+
+[training]
+optimiser = "sgd"
+learning_rate = 1000
+epochs = 30
+
+[rounds]
+count = 2
+min_members = 3
+"""
+)
 
 # With `saved_writer` in a folder `writer` beside it.
 WRITER = """\

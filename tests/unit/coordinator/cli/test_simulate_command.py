@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from learning.training.outcome import TrainingLost
 from tests.support.tiny_writers import saved_writer
-from tests.support.tried_jobs import TOML, WRITER, written_job, written_rows
+from tests.support.tried_jobs import DIVERGES, WRITER, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
 
@@ -59,25 +59,8 @@ def test_rows_in_a_members_home_are_refused(job):
     assert "lies in a member's home" in simulated("job.toml", "--data", "home/rows.jsonl", code=ExitCode.REFUSED)
 
 
-PLAIN = (
-    TOML[: TOML.index("# Found by")]
-    + """[mechanism]
-name = "none"
-
-[training]
-optimiser = "sgd"
-learning_rate = 1000
-epochs = 30
-
-[rounds]
-count = 2
-min_members = 3
-"""
-)
-
-
 def test_a_training_that_diverges_is_a_sentence(job):
-    job.write_text(PLAIN)
+    job.write_text(DIVERGES)
     for workers in (1, 2):
         said = simulated("job.toml", *DATA, "--members", 4, "--workers", workers, code=ExitCode.FAILED)
         assert said.startswith("job.toml cannot be simulated: round 1: training diverged: ")

@@ -11,7 +11,7 @@ from coordinator.cli import app
 from learning.training.outcome import TrainingLost
 from simulation.engines import WorkersDied
 from tacit.job import JobSpec
-from tests.support.tried_jobs import TOML, written_job
+from tests.support.tried_jobs import DIVERGES, TOML, written_job
 from toolkit.console import CommandFailed, ExitCode
 
 QUICK = ("--no-search", "--cores", "1", "--seed", "0", "--minutes", "5")
@@ -181,25 +181,10 @@ def test_a_job_that_keeps_the_embedding_says_what_that_is_worth_and_writes_no_jo
     assert "needs 3 members (rounds.min_members)" in refused
 
 
-KEPT = (
-    TOML.partition("# Found by")[0]
-    + """
+KEPT = f"""{DIVERGES}
 [method]
 name = "lg-fedavg"
-
-[mechanism]
-name = "none"
-
-[training]
-optimiser = "sgd"
-learning_rate = 1000
-epochs = 30
-
-[rounds]
-count = 2
-min_members = 3
 """
-)
 
 
 def test_a_job_that_keeps_a_part_and_diverges_is_a_sentence(tmp_path):

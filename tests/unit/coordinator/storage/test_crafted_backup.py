@@ -20,7 +20,7 @@ from coordinator.storage import backup, snapshot
 from coordinator.storage.blobs import open_blobs
 from coordinator.storage.database import open_database
 from coordinator.storage.errors import BackupDamaged, BackupRefused, StorageError
-from coordinator.storage.restore import check_empty, restore_blobs, restore_rows
+from coordinator.storage.restore import check_target, restore_blobs, restore_rows
 from coordinator.storage.target import check_no_links, write_secret
 from tests.support.databases import migrated
 from tests.support.stored_job import fill
@@ -89,7 +89,7 @@ def restored(of: backup.Snapshot, folder: Path) -> None:
     try:
         restore_rows(of, database, revoke=(), now_ms=MADE_MS, by="op")
     except StorageError:
-        check_empty(database)
+        check_target(database, of)
         raise
     finally:
         database.close()

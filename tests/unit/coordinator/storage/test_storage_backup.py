@@ -24,7 +24,7 @@ from coordinator.storage.errors import BackupDamaged, BackupRefused, DatabaseInU
 from coordinator.storage.journal import pages
 from coordinator.storage.members import spend_token
 from coordinator.storage.models import LeaseRow, WithdrawalMarkRow, WithdrawalRow
-from coordinator.storage.restore import GAP, check_empty, check_target, restore_blobs, restore_rows
+from coordinator.storage.restore import GAP, check_target, restore_blobs, restore_rows
 from tacit.heads import KeptHead
 from tacit.reason import Reason
 from tests.support.databases import migrated
@@ -503,7 +503,7 @@ def test_forged_rows_with_correct_digests_are_refused(made, folder, tmp_path):
     database = open_database(f"sqlite:///{tmp_path / 'restored.db'}")
     with pytest.raises(BackupDamaged, match="is broken"):
         restore_rows(fake, database, revoke=(), now_ms=MADE_MS, by="op")
-    check_empty(database)
+    check_target(database, fake)
     database.close()
 
 
@@ -511,7 +511,7 @@ def test_a_database_that_is_not_empty_is_left_alone(filled, store, folder, targe
     made = make(filled, store, folder)
     database = open_database(target_url)
     database.run_now(lambda s: records.note(s, "test", "north", 1))
-    for act in (lambda: check_empty(database), lambda: restored(made.snapshot, target_url)):
+    for act in (lambda: check_target(database, made.snapshot), lambda: restored(made.snapshot, target_url)):
         with pytest.raises(BackupRefused, match="not empty"):
             act()
     assert [entry.kind for entry in database.run_now(records.journal)] == ["test"]

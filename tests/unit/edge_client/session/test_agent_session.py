@@ -391,6 +391,21 @@ class Line:
         await self.hung.wait()
 
 
+def agent_on(monkeypatch, line):
+    """An agent whose one session is this line."""
+
+    @contextlib.asynccontextmanager
+    async def channel(identity, address, *, several):
+        yield None
+
+    stub = SimpleNamespace(Session=line)
+    monkeypatch.setattr(link, "open_channel", channel)
+    monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
+    made = agent()
+    made._link.identity = SimpleNamespace(addresses=("localhost:1",))
+    return made
+
+
 def test_at_most_sixteen_messages_are_read_ahead(monkeypatch):
     asked, go = threading.Event(), threading.Event()
     rosters, ahead = 60, []
@@ -402,17 +417,9 @@ def test_at_most_sixteen_messages_are_read_ahead(monkeypatch):
         ahead.append(line.taken - len(ahead) - 1)
         return state, (states.Say(Ready("a", len(ahead), bytes(32))),)
 
-    @contextlib.asynccontextmanager
-    async def channel(identity, address, *, several):
-        yield None
-
     async def run():
-        stub = SimpleNamespace(Session=line)
         monkeypatch.setattr(agent_module, "transition", slow)
-        monkeypatch.setattr(link, "open_channel", channel)
-        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
-        made = agent()
-        made._link.identity = SimpleNamespace(addresses=("localhost:1",))
+        made = agent_on(monkeypatch, line)
         made._budget.check_reported = lambda sequence: None
         made._observer = SimpleNamespace(connected=lambda federation: None)
         tasks = [asyncio.create_task(made._link._session()), asyncio.create_task(made._work_events())]
@@ -444,16 +451,8 @@ def test_a_coordinator_of_another_protocol_version_gets_only_the_hello(monkeypat
             yield wire.to_member(Welcome(version, "0.1.0", "ab" * 32, time.time_ns() // 1_000_000))
             await self.hung.wait()
 
-    @contextlib.asynccontextmanager
-    async def channel(identity, address, *, several):
-        yield None
-
     async def run():
-        stub = SimpleNamespace(Session=Welcoming(0))
-        monkeypatch.setattr(link, "open_channel", channel)
-        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
-        made = agent()
-        made._link.identity = SimpleNamespace(addresses=("localhost:1",))
+        made = agent_on(monkeypatch, Welcoming(0))
         with pytest.raises(link.AgentStopped, match=f"upgrade the {side}'s software") as stopped:
             await asyncio.wait_for(made._link._session(), 20)
         assert stopped.value.reason == Reason.REASON_PROTOCOL_VERSION_UNSUPPORTED
@@ -475,16 +474,8 @@ def test_a_coordinator_that_asks_before_its_welcome_is_left(monkeypatch, message
             yield wire.to_member(message)
             await self.hung.wait()
 
-    @contextlib.asynccontextmanager
-    async def channel(identity, address, *, several):
-        yield None
-
     async def run():
-        stub = SimpleNamespace(Session=Early(0))
-        monkeypatch.setattr(link, "open_channel", channel)
-        monkeypatch.setattr(link.federation_pb2_grpc, "FederationServiceStub", lambda channel: stub)  # type: ignore[attr-defined]
-        made = agent()
-        made._link.identity = SimpleNamespace(addresses=("localhost:1",))
+        made = agent_on(monkeypatch, Early(0))
         return await asyncio.wait_for(made._link._session(), 20)
 
     assert asyncio.run(run()) == "the coordinator sent something unreadable: a message about a job before Welcome"
