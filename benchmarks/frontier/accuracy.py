@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,6 +32,7 @@ from benchmarks.frontier.training import (
     short_candidates,
     trained,
 )
+from benchmarks.library.processes import count, run_in_processes
 from benchmarks.library.record import RESULTS, Figure, Results, device_name, open_results, parser, summarise
 from learning.training.device import pick_device
 
@@ -245,24 +247,54 @@ def main(words: Sequence[str] | None = None) -> None:
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
     options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
     options.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="where members train")
+    options.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines")
     options.add_argument(
-        "--results", type=Path, default=RESULTS, help="folder of the lines; give each of several processes its own"
+        "--processes", type=count, default=1, help="measure so many cells at a time, which may share a GPU"
     )
     chosen = options.parse_args(words)
-    device = pick_device(chosen.device)
     cells = cells_of(chosen.dataset, chosen.members, chosen.epsilon, chosen.method, chosen.unit, chosen.mechanism)
-    results, searched = (
-        open_results(name, quick=chosen.quick, revision=REVISION, folder=chosen.results) for name in (BENCH, SEARCH)
-    )
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
-        until = time.monotonic() + 60 * chosen.minutes
-        rows = 300 if chosen.quick else None
-        bench = Bench(results, searched, KeptFeatures(chosen.cache), Path(scratch), until, rows, device)
+        bench = _made(chosen, Path(scratch))
         if chosen.quick:
             run(bench, [Cell("trec", 3, 4.0, "head-layers")], SEEDS[:1])
             return
-        record_majority(results, chosen.dataset)
-        run(bench, cells)
+        record_majority(bench.results, chosen.dataset)
+        if chosen.processes == 1:
+            run(bench, cells)
+            return
+        failed = run_in_processes(
+            cells, _act, chosen.processes, begin=_begin, given=(chosen, bench.folder), until=bench.until
+        )
+        if failed:
+            raise SystemExit(f"{len(failed)} cells failed; the others are recorded")
+
+
+def _made(chosen: argparse.Namespace, folder: Path) -> Bench:
+    results, searched = (
+        open_results(name, quick=chosen.quick, revision=REVISION, folder=chosen.results) for name in (BENCH, SEARCH)
+    )
+    rows, until = 300 if chosen.quick else None, time.monotonic() + 60 * chosen.minutes
+    return Bench(results, searched, KeptFeatures(chosen.cache), folder, until, rows, pick_device(chosen.device))
+
+
+# One for each process.
+_bench: Bench | None = None
+
+
+def _begin(chosen: argparse.Namespace, folder: Path) -> None:
+    """Make a process's own bench. Several processes need not share features, since they only take longer without."""
+    import torch
+
+    global _bench  # noqa: PLW0603  one for each process
+    torch.set_num_threads(1)
+    _bench = _made(chosen, Path(tempfile.mkdtemp(dir=folder)))
+
+
+def _act(cell: Cell) -> list[Cell]:
+    if _bench is None:
+        raise RuntimeError("a process has no bench")
+    _bench.measure(cell, SEEDS)
+    return []
 
 
 def _epsilon(word: str) -> float | None:
@@ -270,4 +302,5 @@ def _epsilon(word: str) -> float | None:
 
 
 if __name__ == "__main__":
-    main()
+    # By its module's name: other processes know its classes by that.
+    import_module("benchmarks.frontier.accuracy").main()

@@ -1,7 +1,8 @@
 """Records the results of a benchmark: one JSON object a line, printed and appended to benchmarks/results/NAME.jsonl.
 
-Guarantees: a file has all lines of a cell or none. A cell that was measured at the benchmark's present revision is not
-measured again. A `--quick` run prints its lines and writes none, so a small case cannot pass for a figure.
+Guarantees: a file has all lines of a cell or none, also if several processes add to it. A cell that was measured at the
+benchmark's present revision is not measured again. A `--quick` run prints its lines and writes none, so a small case
+cannot pass for a figure.
 
 A benchmark passes its revision to `open_results`. Raise the revision in the commit that changes what the benchmark
 measures; its cells then count as not measured. Nothing else has that effect, neither a moved file nor a new comment. A
@@ -13,6 +14,7 @@ sources at that time; it only informs the reader.
 """
 
 import argparse
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -96,6 +98,14 @@ class Results:
     revision: int = 1
     _opened: bool = False
 
+    def read(self) -> None:
+        """Read the lines that count, with those that other processes have added."""
+        if self.path is not None and self.path.exists():
+            with self.path.open(encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                lines = _parsed(file.read())
+            self.lines = [line for line in lines if "figure" in line and line.get("revision", 1) == self.revision]
+
     def done(self, case: Case, seed: int | None = None) -> list[dict[str, Any]]:
         """Return the newest line of each figure of a cell."""
         found = [line for line in self.lines if line["case"] == dict(case) and line.get("seed") == seed]
@@ -125,6 +135,8 @@ class Results:
         if self.path is not None:
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
+                # Other processes may add cells at the same time. Closing the file flushes it and ends the lock.
+                fcntl.flock(file, fcntl.LOCK_EX)
                 file.write(text)
 
 
@@ -143,15 +155,18 @@ def open_results(bench: str, *, quick: bool = False, revision: int = 1, folder: 
     code, path = code_digest(), folder / f"{bench}.jsonl"
     if quick:
         return Results(bench, code, None, revision=revision)
-    lines = [line for line in read_lines(path) if "figure" in line and line.get("revision", 1) == revision]
-    return Results(bench, code, path, lines, revision)
+    results = Results(bench, code, path, revision=revision)
+    results.read()
+    return results
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return all lines of a file of results, or none if there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return _parsed(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _parsed(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def code_digest(root: Path = ROOT) -> str:

@@ -1,16 +1,20 @@
 """The benchmark of models that write: its data, its cells, and a whole cell with a tiny backbone."""
 
+import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.generation import bench as benches
 from benchmarks.generation import quality, training
+from benchmarks.generation.bench import Bench, Cell, cells_of, recipes_of
 from benchmarks.generation.data import CANARIES, COPIES, DATASETS, Data, Dataset, Pair, read_pairs
 from benchmarks.generation.measuring import exposure_of, token_figures_of
-from benchmarks.generation.quality import Bench, Cell, cells_of, recipes_of
 from benchmarks.generation.report import PAGE
+from benchmarks.generation.sharing import run_shared
 from benchmarks.generation.training import Planned, Recipe, multiplier_at, start_of
 from benchmarks.library.record import SHARED, open_results
 from learning.auditing.exposure import make_canaries
@@ -149,10 +153,10 @@ def test_one_place_has_the_same_rows_as_the_federation(base, folder) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_training_lowers_the_loss_and_a_version_is_not_trained_twice(base, folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(quality, "read_pairs", lambda _name: small_data())
+    monkeypatch.setattr(benches, "read_pairs", lambda _name: small_data())
     results = open_results("generation", quick=True)
     recipe = replace(RECIPE, learning_rate=0.05, rounds=4, rows=5)
-    bench = Bench(results, open_results("generation_search", quick=True), base, folder, tmp_path, quick=recipe)
+    bench = Bench(results, open_results("generation_search", quick=True), base, folder, tmp_path, quick=(recipe,))
     zero, lora = Cell("small", "zero-shot"), Cell("small", "lora")
     bench.measure(zero)
     bench.measure(lora)
@@ -165,6 +169,44 @@ def test_training_lowers_the_loss_and_a_version_is_not_trained_twice(base, folde
     assert token_figures_of(again.bundle, again.values, small_data().test).loss.value == pytest.approx(
         after["value"], abs=1e-4
     )
+
+
+@with_data
+@pytest.mark.long
+def test_processes_measure_what_one_does(base, tmp_path) -> None:
+    """Two cells with two recipes each. A measured cell is left alone."""
+    roomy = tmp_path / "base"
+    shutil.copytree(base, roomy)
+    config = json.loads((base / "config.json").read_text())
+    (roomy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
+    cells = [Cell("e2e_nlg", "ffa-lora"), Cell("e2e_nlg", "ffa-lora", 8.0)]
+    figures = []
+    for name in ("one", "many"):
+        (folder := tmp_path / name).mkdir()
+        results, searched = (open_results(each, folder=folder) for each in (benches.BENCH, benches.SEARCH))
+        small = Recipe(0.01, rank=2, batch=4, rounds=1, rows=4, lot=2, steps=1)
+        bench = Bench(
+            results,
+            searched,
+            roomy,
+            folder,
+            folder / "versions",
+            rows=8,
+            quick=(small, replace(small, learning_rate=0.02)),
+        )
+        if name == "one":
+            quality.run(bench, cells, answers=False)
+        else:
+            assert run_shared(bench, cells, 2) == []
+            results.read()
+            searched.read()
+        figures.append([{line["figure"]: line["value"] for line in results.done(cell.case, 0)} for cell in cells])
+    assert figures[0] == figures[1]
+    assert len(searched.lines) == len(list((folder / "versions").iterdir())) == 4
+    assert all({"loss_per_token", "exposure", "upload_bytes"} == set(each) for each in figures[1])
+    lines = (tmp_path / "many" / "generation.jsonl").read_text()
+    assert run_shared(bench, cells, 2) == []
+    assert (tmp_path / "many" / "generation.jsonl").read_text() == lines
 
 
 @pytest.mark.usefixtures("small")

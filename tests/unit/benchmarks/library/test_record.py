@@ -1,6 +1,7 @@
 """Result lines are written by whole cells, count for their revision, and never come from a quick run."""
 
 import json
+from multiprocessing import get_context
 
 import pytest
 
@@ -180,3 +181,27 @@ def test_spread_is_the_largest_difference():
 
 def test_no_file_has_no_lines(tmp_path):
     assert record.read_lines(tmp_path / "nothing.jsonl") == []
+
+
+def add_cells(folder, name):
+    results = open_results("many", folder=folder)
+    for number in range(40):
+        results.add({"by": name, "number": number}, [Figure(each, 1.0, more={"long": "x" * 5000}) for each in "abcd"])
+
+
+def test_processes_that_add_at_the_same_time_leave_whole_cells(tmp_path):
+    context = get_context("spawn")
+    processes = [context.Process(target=add_cells, args=(tmp_path, name)) for name in ("one", "two", "three")]
+    for process in processes:
+        process.start()
+    results = open_results("many", folder=tmp_path)
+    while any(process.is_alive() for process in processes):
+        results.read()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    results.read()
+    cells = [line["case"] for line in results.lines]
+    assert len(cells) == 3 * 40 * 4
+    # No cell is interrupted by another one.
+    assert all(cells[at : at + 4] == [cells[at]] * 4 for at in range(0, len(cells), 4))

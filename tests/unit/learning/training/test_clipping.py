@@ -429,6 +429,13 @@ class Counting(Classifier):
         return super().forward(ids) * len(torch.unique(ids[:, 0]))
 
 
+class Neighbours(Classifier):
+    """Depends a little on the other texts, where no gradient shows it."""
+
+    def forward(self, ids):
+        return super().forward(ids) * (1 + 0.002 * len(torch.unique(ids[:, 0])))
+
+
 class InPlace(Classifier):
     def words(self, ids):
         return torch.tanh_(self.embedding(ids)) * 2
@@ -491,6 +498,22 @@ def test_modules_without_per_example_gradients_are_refused(made):
     for seed in range(3):
         with pytest.raises(PerExampleGradientsUnavailable, match=REFUSED[made]):
             check_examples_apart(made().train(), seed)
+
+
+def test_a_device_may_round_with_the_size_of_a_batch_and_not_with_its_texts(monkeypatch):
+    """A GPU takes other kernels for other sizes. There, a batch of the same size shows what other texts do."""
+
+    class Sized(Classifier):
+        def forward(self, ids):
+            return super().forward(ids) * (1 + 0.002 * len(ids))
+
+    for made in (Sized, Neighbours):
+        with pytest.raises(PerExampleGradientsUnavailable, match="logits depend on the other texts"):
+            check_examples_apart(made().train(), 0)
+    monkeypatch.setattr(clipping, "_on_the_cpu", lambda ids: False)
+    check_examples_apart(Sized().train(), 0)
+    with pytest.raises(PerExampleGradientsUnavailable, match="logits depend on the other texts"):
+        check_examples_apart(Neighbours().train(), 0)
 
 
 def saturated(module, seed, scale):

@@ -1,0 +1,88 @@
+"""Runs a benchmark's tasks in several processes, which may share a GPU.
+
+A task may lead to others: a cell is measured as soon as its last recipe is trained. Those come before the tasks that
+wait, so that a run that is stopped has whole cells. A task that fails ends no other.
+
+On Linux, the processes are forked from one that has imported torch and has no threads.
+"""
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+__all__ = ["count", "run_in_processes"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+def run_in_processes(
+    tasks: Iterable[T],
+    act: Callable[[T], Sequence[T]],
+    processes: int,
+    *,
+    begin: Callable[..., None],
+    given: tuple[Any, ...],
+    until: float,
+    imports: Sequence[str] = ("torch",),
+) -> list[T]:
+    """Run tasks, each once, and those that follow from them.
+
+    Args:
+        tasks: in the order in which they begin.
+        act: runs a task in one of the processes, and returns the tasks that it leads to. A function of a module.
+        processes: at most.
+        begin: called with `given` in each process before its first task.
+        until: when to begin no further task (monotonic seconds).
+        imports: modules that processes share.
+
+    Returns:
+        The tasks that failed; standard error says why.
+
+    Raises:
+        BrokenProcessPool: a process died.
+    """
+    waiting, seen, failed = deque(tasks), set[T](), list[T]()
+    running: dict[Future[Sequence[T]], T] = {}
+    variables = dict(os.environ)
+    context = get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(list(imports))
+    with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(variables, begin, given)) as pool:
+        while True:
+            while waiting and len(running) < processes and time.monotonic() < until:
+                task = waiting.popleft()
+                if task not in seen:
+                    seen.add(task)
+                    running[pool.submit(act, task)] = task
+            if not running:
+                return failed
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                task = running.pop(future)
+                try:
+                    waiting.extendleft(reversed(future.result()))
+                except BrokenProcessPool:
+                    raise
+                except Exception:  # noqa: BLE001  whatever a task raised
+                    failed.append(task)
+                    print(f"{task} failed:", traceback.format_exc(), sep="\n", file=sys.stderr, flush=True)
+
+
+def _begin(variables: Mapping[str, str], begin: Callable[..., None], given: tuple[Any, ...]) -> None:
+    # The process that this one is forked from may have begun before a variable changed.
+    os.environ.update(variables)
+    begin(*given)
+
+
+def count(word: str) -> int:
+    """Parse an option's number of processes."""
+    if not 1 <= (number := int(word)) <= 1000:
+        raise argparse.ArgumentTypeError("must be from 1 to 1000")
+    return number

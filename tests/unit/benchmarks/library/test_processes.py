@@ -1,0 +1,54 @@
+"""Tasks of a benchmark in several processes: each runs once, what follows comes first, and a failure ends no other."""
+
+import os
+import time
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+
+from benchmarks.library.processes import run_in_processes
+
+_folder = Path()
+
+
+def begin(folder: Path) -> None:
+    global _folder  # noqa: PLW0603
+    _folder = folder
+
+
+def act(task: str) -> list[str]:
+    """Appends the task to a file, as one write."""
+    with (_folder / "log").open("a") as file:
+        file.write(f"{task}\n")
+    if task == "bad":
+        raise ValueError("no good")
+    if task == "dies":
+        os._exit(3)
+    return [f"{task}1", "shared"] if task in ("a", "b") else []
+
+
+def ran(folder: Path, tasks: list[str], processes: int, until: float = float("inf")) -> tuple[list[str], list[str]]:
+    failed = run_in_processes(tasks, act, processes, begin=begin, given=(folder,), until=until, imports=())
+    log = folder / "log"
+    return failed, log.read_text().split() if log.exists() else []
+
+
+def test_what_follows_from_a_task_comes_before_what_waits(tmp_path: Path) -> None:
+    assert ran(tmp_path, ["a", "b", "c"], 1) == ([], ["a", "a1", "shared", "b", "b1", "c"])
+
+
+def test_a_failing_task_is_named_and_ends_no_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    failed, log = ran(tmp_path, ["bad", "a", "b", "a", "c"], 2)
+    assert failed == ["bad"]
+    assert sorted(log) == ["a", "a1", "b", "b1", "bad", "c", "shared"]
+    assert "bad failed:" in capfd.readouterr().err
+
+
+def test_no_task_begins_after_the_end(tmp_path: Path) -> None:
+    assert ran(tmp_path, ["a"], 2, until=time.monotonic() - 1) == ([], [])
+
+
+def test_a_process_that_dies_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(BrokenProcessPool):
+        ran(tmp_path, ["dies"], 1)
