@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 
 from learning.accounting.calibration import NotAffordable
 from learning.text.data import Example
+from simulation.engines import WorkersDied
 from simulation.kept_features import SharedFeatures
 from simulation.server import Server
 from simulation.suggestion import MAX_RATE, Situation, changed, head_alone, with_noise_for
@@ -157,6 +159,9 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
         first: recipes to begin with; with none of them measured there is nothing to search around.
         progress: told after each trial.
         search: whether to try the axes; without, only `first` is tried on all seeds.
+
+    Raises:
+        WorkersDied: a process died.
     """
     began, rows = time.time(), len(plan.divided.validation)
     axes_end = began + _AXES_SHARE * (plan.until - began)
@@ -317,7 +322,13 @@ def _pool(plan: Plan) -> Iterator[_Run]:
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for each in done:
-                    yield waiting.pop(each), each.result()
+                    try:
+                        answer = each.result()
+                    except BrokenProcessPool:
+                        raise WorkersDied(
+                            "a process died while it tried a recipe; look for memory that ran out, and use fewer cores"
+                        ) from None
+                    yield waiting.pop(each), answer
 
         try:
             yield apart

@@ -73,6 +73,9 @@ class Member:
         text: str = "text",
         label: str = "label",
         text_b: str | None = None,
+        prompt: str | None = None,
+        response: str | None = None,
+        messages: str | None = None,
         person: str | None = None,
         device: str = "auto",
         backbones: Sequence[str | Path] = (),
@@ -81,13 +84,16 @@ class Member:
         """Takes part in the federation's jobs.
 
         Args:
-            data: labelled rows: a file, a pandas DataFrame, a `datasets` Dataset, or a list of mappings or pairs.
+            data: labelled rows: a file, a pandas DataFrame, a `datasets` Dataset, or a list of mappings or pairs. For
+                a job that writes, rows with `prompt` and `response`, or `messages`.
             ledger: the member's own name for these rows. Each name has its own privacy ledger, so the same rows must
                 always come under the same name.
             jobs: names of jobs, with * and ?; none: all.
             text: the column of the text.
             label: the column of the label.
             text_b: the column of a pair's second text.
+            prompt, response: the columns of a prompt and its response, if they have other names.
+            messages: the column of a dialogue's turns, if it has another name.
             person: the column that says whose each row is; a policy with `unit = "person"` needs it.
             device: auto, cpu, cuda or mps.
             backbones: folders with frozen models.
@@ -108,6 +114,9 @@ class Member:
             text=text,
             label=label,
             text_b=text_b,
+            prompt=prompt,
+            response=response,
+            messages=messages,
             person=person,
             device=device,
             backbones=backbones,
@@ -123,6 +132,9 @@ class Member:
         text: str = "text",
         label: str = "label",
         text_b: str | None = None,
+        prompt: str | None = None,
+        response: str | None = None,
+        messages: str | None = None,
         person: str | None = None,
         device: str = "auto",
         backbones: Sequence[str | Path] = (),
@@ -142,13 +154,19 @@ class Member:
         if isinstance(data, str | Path):
             named = str(data)
         else:
-            rows = rows_of(data, text=text, label=label, text_b=text_b, person=person).examples
+            turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
+            # The jobs to come are not known yet.
+            turns["rows_for"] = "texts or dialogues"
+            rows = rows_of(data, text=text, label=label, text_b=text_b, person=person, **turns).examples
         options = RunOptions(
             data=Path(named),
             rows=rows,
             text=text,
             label=label,
             text_b=text_b,
+            prompt=prompt,
+            response=response,
+            messages=messages,
             person=person,
             home=self.home,
             data_name=ledger,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from learning.text.data import DataInvalid, examples_of
+from learning.text.data import DataInvalid, RowsFor, examples_of
 from simulation.trial import Rows, column_of
 
 __all__ = ["Data", "rows_of"]
@@ -27,6 +27,7 @@ def rows_of(
     response: str | None = None,
     messages: str | None = None,
     column: str | None = None,
+    rows_for: RowsFor | None = None,
 ) -> Rows:
     """Return labelled rows, and a column that members are made of.
 
@@ -35,6 +36,7 @@ def rows_of(
     Args:
         data: rows.
         text, label, text_b, person, prompt, response, messages, column: names of columns. label: None reads dialogues.
+        rows_for: which columns a sentence asks for if there is no text and no dialogue; None: by the label.
 
     Raises:
         DataInvalid: a column is missing, or a cell cannot be read.
@@ -46,7 +48,7 @@ def rows_of(
         raise DataInvalid("there are no rows; give at least some of each label")
     try:
         turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
-        turns["rows_for"] = "texts" if label is not None else "texts or dialogues"
+        turns["rows_for"] = rows_for or ("texts" if label is not None else "texts or dialogues")
         found = tuple(examples_of(rows, text=text, label=label, text_b=text_b, person=person, **turns))
         values = () if column is None else column_of(examples_of(rows, text=text, label=column, **turns), column)
     except DataInvalid as error:

@@ -246,7 +246,7 @@ def simulate(
         folder = kept.name
     target = Path(folder)
 
-    more = {"text_b": text_b, "prompt": prompt, "response": response, "messages": messages}
+    more: dict[str, Any] = {"text_b": text_b, "prompt": prompt, "response": response, "messages": messages}
 
     def read(given: Data, which: str | None = None, whose: str | None = None) -> "Rows":
         if isinstance(given, str | Path):

@@ -227,6 +227,7 @@ def _usable_cores() -> int:
 def _run(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool, operator: Path | None) -> "Report":
     from coordinator.rounds.in_memory import InMemory
     from learning.backbones.collection import Collection
+    from simulation.engines import WorkersDied
     from simulation.sweep import NothingTried
     from simulation.trying import try_job as tried
 
@@ -241,6 +242,8 @@ def _run(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool
             )
     except NothingTried as error:
         fail(str(error), ExitCode.FAILED)
+    except WorkersDied as error:
+        fail(f"{file} cannot be tried: {error}", ExitCode.FAILED)
     except (ValueError, OSError) as error:
         fail(f"{file} cannot be tried: {error}", ExitCode.USAGE)
 

@@ -316,13 +316,15 @@ class JobDriver:
             records.set_job_status(session, name, JobStatus.PAUSED, word(reason), now_ms)
             return records.load_job(session, name)
 
+        act: Callable[[records.Session], records.StoredJob] = pause
         pause_seconds = 0.1
         while True:
             try:
-                stored = await self._ports.database.run(pause)
+                stored = await self._ports.database.run(act)
             except records.OutOfOrder:
                 # The job was finished or aborted before the failure.
-                stored = await self._ports.database.run(lambda session: records.load_job(session, name))
+                act = functools.partial(records.load_job, name=name)
+                continue
             except Exception as error:  # noqa: BLE001  the database itself may have failed, and may come back
                 self._log.error("job_failure_not_stored", error=str(error), next_try_seconds=pause_seconds)
                 await asyncio.sleep(pause_seconds)

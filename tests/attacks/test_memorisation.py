@@ -1,8 +1,8 @@
 """A model that writes remembers secrets that it was trained on, and under dp-sgd at epsilon 8 it does not.
 
-The data holds four secrets, each in one row beside 150 ordinary rows, and the job's own training loops run: with and
-without the mechanism. The attacker knows each prompt and the format of its response. Both models learn the ordinary
-rows, so neither result is that of a model which learnt nothing.
+The data holds four secrets, each in one row beside 150 ordinary rows, and the job's own training loops run: without the
+mechanism, with it, and with its clipping alone. The attacker knows each prompt and the format of its response. All
+models learn the ordinary rows, so no result is that of a model which learnt nothing.
 """
 
 import math
@@ -73,17 +73,27 @@ def remembering(rows):
     return Attacked(encoder, module)
 
 
-@pytest.fixture(scope="module")
-def private(rows):
+def privately(rows, *, noise):
+    """Trained by dp-sgd at epsilon 8, or just so without the noise."""
     encoder = small_encoder()
     module = small_writer(encoder)
     ids, targets = encoder.encode(rows)
-    asked = DpSgd(noise_multiplier=1.0, clip=1.0, lot=64, steps=30)
+    asked = DpSgd(noise_multiplier=1.0, clip=1.0, lot=64, steps=120)
     (planned,) = rows_of(asked, Setting(len(rows), 1, DELTA), [EPSILON])
-    mechanism = asked.model_copy(update={"noise_multiplier": planned.gate})
-    recipe = Training(optimiser="sgd", learning_rate=0.8, batch=64)
+    mechanism = asked.model_copy(update={"noise_multiplier": planned.gate if noise else 1e-6})
+    recipe = Training(optimiser="adam", learning_rate=0.006, batch=64)
     train_private(module, ids, targets, recipe, mechanism, random=SeededRandom("noise"), seed=1)
     return Attacked(encoder, module)
+
+
+@pytest.fixture(scope="module")
+def private(rows):
+    return privately(rows, noise=True)
+
+
+@pytest.fixture(scope="module")
+def clipped(rows):
+    return privately(rows, noise=False)
 
 
 def untrained() -> Attacked:
@@ -112,13 +122,21 @@ def test_at_epsilon_8_planted_secrets_are_like_those_never_planted(private):
     assert found.inside == len(CANARIES)
 
 
+def test_without_the_noise_the_same_training_exposes_them(clipped):
+    """Clipped gradients remember too, so what the two tests around this one find is due to the noise."""
+    found = clipped.exposure
+    assert found.remembered
+    assert found.inside == 0
+
+
 def test_at_epsilon_8_prompts_extract_nothing(private):
     assert not any(says(greedy(private.module, private.encoder, each.prompt), each) for each in CANARIES)
     assert not any(private.searched(each) for each in CANARIES)
 
 
-def test_both_models_learnt_the_ordinary_rows(remembering, private):
+def test_all_models_learnt_the_ordinary_rows(remembering, clipped, private):
     before = untrained().loss
+    assert clipped.loss < 0.2 * before
     assert remembering.loss < 0.2 * before
     assert private.loss < 0.4 * before
 

@@ -11,6 +11,7 @@ import torch
 
 import tacit
 from learning.text.data import DataInvalid, read_data
+from learning.text.turns import Dialogue
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
 from tacit_api.rows import rows_of
@@ -143,6 +144,37 @@ def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
 def test_rows_that_cannot_be_used(data, says):
     with pytest.raises(DataInvalid, match=says):
         rows_of(data, text="text", label="label")
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"q": "Is it late?", "a": "It is."}, {"prompt": "q", "response": "a"}),
+        (
+            {"talk": [{"role": "user", "content": "Is it late?"}, {"role": "assistant", "content": "It is."}]},
+            {"messages": "talk"},
+        ),
+        ({"prompt": "Is it late?", "response": "It is."}, {}),
+    ],
+)
+def test_a_member_has_dialogues_in_memory(row, columns, monkeypatch, tmp_path):
+    taken = []
+    monkeypatch.setattr("edge_client.agent.runner.run_member", lambda options, **_: taken.append(options))
+    tacit.Member(tmp_path).run(pandas.DataFrame([row]), ledger="own", **columns)
+    tacit.Member(tmp_path).start([row], ledger="own", **columns).wait()
+    assert [[each.dialogue for each in options.rows] for options in taken] == [
+        [Dialogue.of("Is it late?", "It is.")]
+    ] * 2
+    assert all({name: getattr(options, name) for name in columns} == columns for options in taken)
+
+
+def test_a_member_without_texts_or_dialogues_learns_which_columns_to_name(tmp_path):
+    with pytest.raises(
+        DataInvalid,
+        match=r"row 1: no column 'text', 'prompt' or 'messages'.*with prompt= and response=, or with messages=",
+    ) as failed:
+        tacit.Member(tmp_path).run([{"q": "Is it late?", "a": "It is."}], ledger="own")
+    assert "--" not in str(failed.value)
 
 
 def test_a_frame_that_is_not_pandas_is_refused():

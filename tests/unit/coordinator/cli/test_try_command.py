@@ -1,6 +1,7 @@
 """`coordinator job try` refuses what it cannot try, in sentences, and marks a job that private rows tuned."""
 
 import json
+import os
 import sys
 import tomllib
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from learning.training.outcome import TrainingLost
 from simulation.engines import WorkersDied
+from simulation.kept_features import SharedFeatures
 from tacit.job import JobSpec
 from tests.support.tried_jobs import DIVERGES, TOML, written_job
 from toolkit.console import CommandFailed, ExitCode
@@ -204,6 +206,22 @@ def test_a_job_that_keeps_a_part_and_fails_otherwise_is_a_sentence(tmp_path, mon
     job, data = written_job(tmp_path, KEPT)
     words = (job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", 1)
     assert tried(*words, code=ExitCode.FAILED) == f"{job} cannot be tried: {error}"
+
+
+class Deadly(SharedFeatures):
+    """Ends the process that reads it."""
+
+    def __reduce__(self):
+        return os._exit, (9,)
+
+
+def test_a_process_that_dies_is_a_sentence(job, monkeypatch):
+    """As one that the system ends for want of memory."""
+    monkeypatch.setattr("simulation.trying.SharedFeatures", Deadly)
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, "--seed", 0, "--cores", 2)
+    said = tried(*words, code=ExitCode.FAILED)
+    assert said.startswith(f"{job} cannot be tried: a process died while it tried a recipe; look for memory")
+    assert said.endswith("use fewer cores")
 
 
 def test_without_torch_it_says_what_to_install(job, monkeypatch):

@@ -43,15 +43,15 @@ class Sent(list):
 
 
 class Unreliable:
-    """A database whose next transactions fail."""
+    """A database of which some of the next transactions fail."""
 
     def __init__(self, real):
         self.real = real
-        self.failures = 0
+        # Whether each of the next ones fails.
+        self.next = []
 
     async def run(self, work):
-        if self.failures:
-            self.failures -= 1
+        if self.next and self.next.pop(0):
             raise OSError(errno.ENOSPC, "no space left")
         return await self.real.run(work)
 
@@ -87,7 +87,7 @@ def test_a_failing_database_pauses_the_job_until_it_is_resumed(tmp_path):
     async def run():
         driver, database, sent = await started(tmp_path)
         # One failure for storing the attempt, and two for storing the pause.
-        database.failures = 3
+        database.next = [True] * 3
         ready(driver, "m0", "m1", "m2")
         await sent.until(lambda: any(isinstance(message, JobEnded) for _, message in sent))
         assert not opened(sent), "nobody may hear of an attempt that is not on the disk"
@@ -97,6 +97,27 @@ def test_a_failing_database_pauses_the_job_until_it_is_resumed(tmp_path):
         await driver.carry_out(ev.Resume())
         ready(driver, "m0", "m1", "m2")
         await sent.until(lambda: len(opened(sent)) == 3)
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_a_failure_of_a_job_that_is_over_is_no_pause_whatever_fails_on_the_way(tmp_path):
+    async def run():
+        driver, database, sent = await started(tmp_path)
+        await database.run(
+            lambda session: records.set_job_status(session, "questions", JobStatus.ABORTED, "job_aborted", 2)
+        )
+        # The attempt cannot be stored. The pause is refused, and then the job cannot be read, twice.
+        database.next = [True, False, True, True]
+        ready(driver, "m0", "m1", "m2")
+        await sent.until(lambda: any(isinstance(message, JobEnded) for _, message in sent))
+        # The next event is taken: the driver's task has not ended.
+        async with asyncio.timeout(20):
+            await driver.carry_out(ev.Disconnected("m0"))
+        assert database.next == []
+        assert driver.state.status is JobStatus.ABORTED
         await driver.stop()
         database.real.close()
 
@@ -204,7 +225,7 @@ def test_events_worked_out_ahead_of_a_failure_are_worked_out_again(tmp_path):
         driver, database, sent = await started(tmp_path)
         ready(driver, "m0")
         await driver.carry_out(ev.Connected("m0", b"processm0"))
-        database.failures = 1
+        database.next = [True]
         for event in (
             ev.SaidReady("m1", 1, driver.state.version),
             ev.SaidReady("m2", 1, driver.state.version),
