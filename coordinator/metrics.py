@@ -259,6 +259,13 @@ INSTRUMENTS = (
         "seconds since 1970",
     ),
     Instrument("members_certificates_expired", "gauge", "Enrolled members whose certificate has ended.", "members"),
+    Instrument(
+        "witness_signed_timestamp_seconds",
+        "gauge",
+        "When a witness in coordinator.toml last signed a head of the roster log; 0 if it has signed none.",
+        "seconds since 1970",
+        ("witness",),
+    ),
     # ---- traffic and the cost of aggregation
     Instrument("bytes", "counter", "Payload carried for members.", "bytes", ("direction", "channel")),
     Instrument(
@@ -712,6 +719,10 @@ class Metrics:
     def spooled(self, size: int) -> None:
         """Sets how many bytes of masked vectors on the disk wait to be added."""
         self._of.set("spool_bytes", size)
+
+    def witness_signed(self, witness: bytes, at: float) -> None:
+        """Sets when a witness last signed a head, in seconds since 1970; 0: never. witness: its key."""
+        self._of.set("witness_signed_timestamp_seconds", at, witness=witness.hex())
 
     # ---- health --------------------------------------------------------------------------------------------
 

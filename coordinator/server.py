@@ -298,6 +298,7 @@ async def _roster_log(
         trust=lambda: anchors.history,
         witnesses=config.witnesses,
         told=runtime.cosigned,
+        signed=runtime.metrics.witness_signed,
     )
     await log.refresh()
     return log

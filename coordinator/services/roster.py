@@ -66,6 +66,7 @@ class RosterLog:
         trust: Callable[[], Trust],
         witnesses: Collection[bytes] = (),
         told: Callable[[], None] = lambda: None,
+        signed: Callable[[bytes, float], None] = lambda witness, at: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,6 +81,8 @@ class RosterLog:
             witnesses: The Ed25519 keys that may cosign, 32 bytes each.
             told: Called in the event loop when one member less waits for the witnesses: they have signed its newest
                 certificate, or count no longer.
+            signed: Called with each witness and when it signed last, in seconds since 1970 (0: never): at the first
+                `refresh`, and at each signature.
             now_ms: Returns the time, in milliseconds since 1970.
             clock: Returns monotonic seconds.
         """
@@ -99,7 +102,7 @@ class RosterLog:
         self._reading = asyncio.Lock()
         # The journal's newest time at the start. None: not read yet.
         self._begun_ms: int | None = None
-        self._told = told
+        self._told, self._at = told, signed
         # By witness: the size of the newest head that it signed, and when.
         self._signatures: dict[bytes, tuple[int, int]] = {}
         # The number of each member's newest certificate. All of them, because a head that a witness signs next may be
@@ -146,6 +149,9 @@ class RosterLog:
                     else:
                         self._newest[entry.name] = number
             self._read_at = self._clock()
+        if begins:
+            for witness in self._witnesses:
+                self._at(witness, self._signatures.get(witness, (0, 0))[1] / 1000)
         self._look()
 
     def _begin(self, begun_ms: int) -> None:
@@ -304,6 +310,8 @@ class RosterLog:
         newest = (cosignature.size, cosignature.at_ms)
         with self._lock:
             self._signatures[cosignature.signer] = max(newest, self._signatures.get(cosignature.signer, newest))
+            _, at_ms = self._signatures[cosignature.signer]
+        self._at(cosignature.signer, at_ms / 1000)
         self._look()
 
 

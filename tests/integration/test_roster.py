@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 import sys
+import time
 from contextlib import closing
 
 import pytest
@@ -13,6 +14,7 @@ from tacit.reason import Reason
 from tacit.v1 import operator_pb2 as pb
 from tests.support.processes import Federation, Process, command, free_ports, running_federation, succeed
 
+SIGNED = "tacit_coordinator_witness_signed_timestamp_seconds"
 REFUSED = 4
 NAMES = ("north", "east", "south")
 TRIGGERS = ("update", "delete", "insert")
@@ -120,8 +122,11 @@ def test_a_policy_can_ask_for_a_witness(federation):
     running = [federation.start(name, "--until-finished") for name in NAMES]
     refused = running[0].wait_for("attempt_refused", reason="policy_witnesses")
     assert "min_witnesses" in refused["detail"]
+    assert federation.metric(SIGNED, witness=key) == 0
+    began = time.time()
     done = witness(federation)
     assert done.returncode == 0, done.stderr
+    assert began <= federation.metric(SIGNED, witness=key) <= time.time()
     federation.finished("witnessed")
     policy.write_text(before)
     for process in running:

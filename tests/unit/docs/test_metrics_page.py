@@ -58,9 +58,10 @@ def test_names_end_in_their_unit_and_help_is_a_sentence(module):
             assert each.name.endswith("bytes"), each.name
         assert (each.kind == "histogram") == bool(each.buckets), each.name
         assert list(each.buckets) == sorted(set(each.buckets))
-        # No label can name a member.
+        # No label can name a member. A witness is none.
         assert set(each.labels) <= {
             *("job", "phase", "outcome", "reason", "status", "direction", "channel", "kind", "version", "worker"),
+            "witness",
         }, each.name
 
 

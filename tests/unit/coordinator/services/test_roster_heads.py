@@ -5,6 +5,7 @@ And how much of the log the witnesses have signed.
 
 import asyncio
 import hashlib
+import math
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from structlog.testing import capture_logs
 
 from coordinator.domain.witnessed import Witnessed
+from coordinator.metrics import Metrics
 from coordinator.services.acts import Acts
 from coordinator.services.roster import RosterLog
 from coordinator.storage import records, roster
@@ -131,6 +133,7 @@ class Watched:
 
     def __init__(self, database, witnesses=KEYS):
         self.now, self.told, self.heard, self.acts = NOW, 0, asyncio.Event(), Acts()
+        self.metrics = Metrics("test")
         self.log = RosterLog(
             database,
             FEDERATION,
@@ -139,9 +142,14 @@ class Watched:
             trust=lambda: Trust(FEDERATION, ()),
             witnesses=witnesses,
             told=self._told,
+            signed=self.metrics.witness_signed,
             now_ms=lambda: self.now,
         )
         self.refresh()
+
+    def signed(self, number):
+        """When a witness signed last, as the metrics have it."""
+        return self.metrics.value("witness_signed_timestamp_seconds", witness=KEYS[number].hex())
 
     def _told(self):
         self.told += 1
@@ -227,6 +235,20 @@ def test_a_witness_that_is_silent_for_a_day_counts_no_longer(database):
     # It comes back, and what it missed is covered at once.
     watched.signs(0)
     assert watched.log.witnessed() == Witnessed(2, frozenset(), KEYS[0])
+
+
+def test_the_metrics_say_when_each_witness_signed_last_also_after_a_restart(database):
+    enter(database, "north")
+    first = Watched(database)
+    assert [first.signed(0), first.signed(1)] == [0, 0]
+    first.signs(0)
+    first.now += 90_000
+    first.signs(0)
+    second = Watched(database, KEYS[:1])
+    assert [first.signed(0), second.signed(0)] == [NOW / 1000 + 90] * 2
+    assert first.signed(1) == 0
+    # No longer in coordinator.toml.
+    assert math.isnan(second.signed(1))
 
 
 def test_a_head_from_before_a_renewal_leaves_that_one_out_whoever_signed_before(database):
