@@ -316,19 +316,18 @@ def _pool(plan: Plan) -> Iterator[_Run]:
         def apart(
             calls: Sequence[_Call], named: Sequence[tuple[Scored, int]]
         ) -> Iterator[tuple[tuple[Scored, int], _Answer]]:
-            waiting: dict[Future[_Answer], tuple[Scored, int]] = {
-                pool.submit(_work, call): name for call, name in zip(calls, named, strict=True)
-            }
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for each in done:
-                    try:
-                        answer = each.result()
-                    except BrokenProcessPool:
-                        raise WorkersDied(
-                            "a process died while it tried a recipe; look for memory that ran out, and use fewer cores"
-                        ) from None
-                    yield waiting.pop(each), answer
+            try:
+                waiting: dict[Future[_Answer], tuple[Scored, int]] = {
+                    pool.submit(_work, call): name for call, name in zip(calls, named, strict=True)
+                }
+                while waiting:
+                    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                    for each in done:
+                        yield waiting.pop(each), each.result()
+            except BrokenProcessPool:
+                raise WorkersDied(
+                    "a process died while it tried a recipe; look for memory that ran out, and use fewer cores"
+                ) from None
 
         try:
             yield apart

@@ -14,7 +14,7 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -245,7 +245,9 @@ def main(words: Sequence[str] | None = None) -> None:
         "--mechanism", nargs="+", default=["dp-sgd"], choices=get_args(Mechanism), help="full lots, lots, or bands"
     )
     options.add_argument("--minutes", type=float, default=math.inf, help="start no training after this many minutes")
-    options.add_argument("--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells)")
+    options.add_argument(
+        "--cache", type=Path, help="folder that keeps features between runs (2 GB for all cells, in each process)"
+    )
     options.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="where members train")
     options.add_argument("--results", type=Path, default=RESULTS, help="folder of the lines")
     options.add_argument(
@@ -263,7 +265,7 @@ def main(words: Sequence[str] | None = None) -> None:
             run(bench, cells)
             return
         failed = run_in_processes(
-            cells, _act, chosen.processes, begin=_begin, given=(chosen, bench.folder), until=bench.until
+            cells, _act, chosen.processes, begin=_begin, given=(chosen, bench.folder, bench.until), until=bench.until
         )
         if failed:
             raise SystemExit(f"{len(failed)} cells failed; the others are recorded")
@@ -281,13 +283,13 @@ def _made(chosen: argparse.Namespace, folder: Path) -> Bench:
 _bench: Bench | None = None
 
 
-def _begin(chosen: argparse.Namespace, folder: Path) -> None:
-    """Make a process's own bench. Several processes need not share features, since they only take longer without."""
+def _begin(chosen: argparse.Namespace, folder: Path, until: float) -> None:
+    """Make a process's own bench. Each computes the features that it needs, or reads all that are kept."""
     import torch
 
     global _bench  # noqa: PLW0603  one for each process
     torch.set_num_threads(1)
-    _bench = _made(chosen, Path(tempfile.mkdtemp(dir=folder)))
+    _bench = replace(_made(chosen, Path(tempfile.mkdtemp(dir=folder))), until=until)
 
 
 def _act(cell: Cell) -> list[Cell]:

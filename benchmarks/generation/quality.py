@@ -85,10 +85,8 @@ def main(words: Sequence[str] | None = None) -> None:
             run(replace(bench, rows=8, quick=(small,)), [Cell("e2e_nlg", "ffa-lora")])
             return
         cells = cells_of(chosen.dataset, chosen.method, chosen.epsilon)
-        if chosen.processes > 1:
-            if failed := run_shared(bench, cells, chosen.processes):
-                raise SystemExit(f"{len(failed)} tasks failed; the others' cells are recorded")
-            results.read()
+        if chosen.processes > 1 and (failed := run_shared(bench, cells, chosen.processes)):
+            raise SystemExit(f"{len(failed)} tasks failed; the others' cells are recorded")
         if chosen.processes == 1 or not chosen.no_answers:
             run(bench, cells, answers=not chosen.no_answers)
 

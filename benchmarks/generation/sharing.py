@@ -27,7 +27,7 @@ def run_shared(bench: Bench, cells: Sequence[Cell], processes: int) -> list[Task
     """Measure the cells that are not measured yet, without answers.
 
     Args:
-        bench: what it records must be files.
+        bench: its results must be files. What the processes add to them is read at the end.
 
     Returns:
         The tasks that failed.
@@ -37,7 +37,12 @@ def run_shared(bench: Bench, cells: Sequence[Cell], processes: int) -> list[Task
         if not bench.results.done(cell.case, SEED):
             recipes = bench.recipes(cell)
             tasks += [(cell, recipe) for recipe in recipes] if len(recipes) > 1 else [(cell, None)]
-    return run_in_processes(tasks, _act, processes, begin=_begin, given=(bench,), until=bench.until, imports=_IMPORTED)
+    failed = run_in_processes(
+        tasks, _act, processes, begin=_begin, given=(bench,), until=bench.until, imports=_IMPORTED
+    )
+    for lines in (bench.results, bench.searched):
+        lines.read()
+    return failed
 
 
 def _begin(bench: Bench) -> None:

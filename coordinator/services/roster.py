@@ -102,7 +102,7 @@ class RosterLog:
         self._reading = asyncio.Lock()
         # The journal's newest time at the start. None: not read yet.
         self._begun_ms: int | None = None
-        self._told, self._at = told, signed
+        self._told, self._tell_signed = told, signed
         # By witness: the size of the newest head that it signed, and when.
         self._signatures: dict[bytes, tuple[int, int]] = {}
         # The number of each member's newest certificate. All of them, because a head that a witness signs next may be
@@ -151,7 +151,7 @@ class RosterLog:
             self._read_at = self._clock()
         if begins:
             for witness in self._witnesses:
-                self._at(witness, self._signatures.get(witness, (0, 0))[1] / 1000)
+                self._tell_signed(witness, self._signatures.get(witness, (0, 0))[1] / 1000)
         self._look()
 
     def _begin(self, begun_ms: int) -> None:
@@ -311,7 +311,7 @@ class RosterLog:
         with self._lock:
             self._signatures[cosignature.signer] = max(newest, self._signatures.get(cosignature.signer, newest))
             _, at_ms = self._signatures[cosignature.signer]
-        self._at(cosignature.signer, at_ms / 1000)
+        self._tell_signed(cosignature.signer, at_ms / 1000)
         self._look()
 
 

@@ -24,7 +24,7 @@ in any order, in any pieces, and for all numbers that the author of the weights 
 
 What the claim assumes. (1) float64 is IEEE's, rounded to nearest. (2) A layer has at most 2^22 positions (a person's
 rows together) and the model fewer than 2^31 values. (3) x and g do not depend on the other examples of a piece. They
-are float32, and kernels may round them otherwise in a piece of another size; a version can be made in which that
+are float32, and kernels may round them otherwise beside other rows; a version can be made in which that
 matters, and nothing here bounds it. On the CPU this was tried for layers 384 wide: rows were the same to the bit in all
 pieces of two rows or more. They are not in narrow layers, nor on a GPU: an H200 moved the logits of SmolLM2's 30 layers
 by some thousandths of the largest. (4) A device adds an example's own positions in an order that does not depend on the
@@ -114,8 +114,9 @@ _PROBE_TOLERANCE = 1e-3
 _SMALLEST_JUDGED = 2.0**-20
 # Below this, float32 has too few bits for any comparison.
 _VANISHED = 2.0**-100
-# How far a text's logits may move with the size of its batch, relative to the largest one. A GPU takes other kernels
-# for other sizes: with SmolLM2, whose inner states reach 25,000, an H200 moved by seven times what the CPU may.
+# How far a text's logits may move with the size of its batch and its place in it: so much of the largest one, and ten
+# times so much of themselves. A GPU takes other kernels for other sizes: with SmolLM2, whose inner states reach 25,000,
+# an H200 moved by seven times what the CPU may.
 _ALONE_ON_THE_CPU = 1e-4
 _ALONE_ELSEWHERE = 2e-3
 
@@ -711,8 +712,8 @@ def _probe_error(
 def _check_alone(module: TextModel, ids: Tensor) -> None:
     """Checks the contract of TextModel: a text's logits do not depend on its batch.
 
-    Each text is read once among copies of itself. That batch has the shape of the other, so every device adds its
-    products in the same order, and what is left of a difference comes from the other texts. Then it is read alone.
+    Each text is read once among copies of itself, in its own place. That batch has the shape of the other, so a device
+    uses the same kernels, and what is left of a difference comes from the other texts. Then it is read alone.
     """
     training = module.training
     module.eval()

@@ -198,8 +198,6 @@ def test_processes_measure_what_one_does(base, tmp_path) -> None:
             quality.run(bench, cells, answers=False)
         else:
             assert run_shared(bench, cells, 2) == []
-            results.read()
-            searched.read()
         figures.append([{line["figure"]: line["value"] for line in results.done(cell.case, 0)} for cell in cells])
     assert figures[0] == figures[1]
     assert len(searched.lines) == len(list((folder / "versions").iterdir())) == 4

@@ -1,13 +1,20 @@
 """Tasks of a benchmark in several processes: each runs once, what follows comes first, and a failure ends no other."""
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.library.processes import run_in_processes
+from benchmarks.library.record import NoData
+from tests.support.places import ROOT
 
 _folder = Path()
 
@@ -23,8 +30,13 @@ def act(task: str) -> list[str]:
         file.write(f"{task}\n")
     if task == "bad":
         raise ValueError("no good")
+    if task == "no data":
+        raise NoData("a data set is missing")
     if task == "dies":
         os._exit(3)
+    if task == "waits":
+        (_folder / "pid").write_text(str(os.getpid()))
+        threading.Event().wait()
     return [f"{task}1", "shared"] if task in ("a", "b") else []
 
 
@@ -39,9 +51,9 @@ def test_what_follows_from_a_task_comes_before_what_waits(tmp_path: Path) -> Non
 
 
 def test_a_failing_task_is_named_and_ends_no_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    failed, log = ran(tmp_path, ["bad", "a", "b", "a", "c"], 2)
-    assert failed == ["bad"]
-    assert sorted(log) == ["a", "a1", "b", "b1", "bad", "c", "shared"]
+    failed, log = ran(tmp_path, ["bad", "no data", "a", "b", "a", "c"], 2)
+    assert set(failed) == {"bad", "no data"}
+    assert sorted(log) == sorted(["a", "a1", "b", "b1", "bad", "c", "no", "data", "shared"])
     assert "bad failed:" in capfd.readouterr().err
 
 
@@ -52,3 +64,22 @@ def test_no_task_begins_after_the_end(tmp_path: Path) -> None:
 def test_a_process_that_dies_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(BrokenProcessPool):
         ran(tmp_path, ["dies"], 1)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_the_one_that_began_them(how: signal.Signals, tmp_path: Path) -> None:
+    """A GPU would stay taken by trainings that nobody waits for."""
+    words = [sys.executable, "-m", "tests.unit.benchmarks.library.test_processes", str(tmp_path)]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        pid = tmp_path / "pid"
+        while not (pid.exists() and pid.read_text()):
+            assert run.poll() is None
+        process = psutil.Process(int(pid.read_text()))
+        run.send_signal(how)
+        assert run.wait(30) != 0
+        gone, _ = psutil.wait_procs([process], timeout=30)
+        assert gone
+
+
+if __name__ == "__main__":
+    ran(Path(sys.argv[1]), ["waits"], 1)

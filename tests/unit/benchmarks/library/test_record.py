@@ -1,7 +1,8 @@
 """Result lines are written by whole cells, count for their revision, and never come from a quick run."""
 
+import fcntl
 import json
-from multiprocessing import get_context
+import threading
 
 import pytest
 
@@ -183,25 +184,29 @@ def test_no_file_has_no_lines(tmp_path):
     assert record.read_lines(tmp_path / "nothing.jsonl") == []
 
 
-def add_cells(folder, name):
-    results = open_results("many", folder=folder)
-    for number in range(40):
-        results.add({"by": name, "number": number}, [Figure(each, 1.0, more={"long": "x" * 5000}) for each in "abcd"])
+def test_a_cell_waits_for_the_lines_that_others_write_and_read(tmp_path, monkeypatch):
+    results, asked, real = open_results("many", folder=tmp_path), threading.Event(), fcntl.flock
+    results.add(CASE, [Figure("first", 1.0)])
+    whole = results.path.read_text()
 
+    def flock(file, kind):
+        asked.set()
+        real(file, kind)
 
-def test_processes_that_add_at_the_same_time_leave_whole_cells(tmp_path):
-    context = get_context("spawn")
-    processes = [context.Process(target=add_cells, args=(tmp_path, name)) for name in ("one", "two", "three")]
-    for process in processes:
-        process.start()
-    results = open_results("many", folder=tmp_path)
-    while any(process.is_alive() for process in processes):
-        results.read()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    results.read()
-    cells = [line["case"] for line in results.lines]
-    assert len(cells) == 3 * 40 * 4
-    # No cell is interrupted by another one.
-    assert all(cells[at : at + 4] == [cells[at]] * 4 for at in range(0, len(cells), 4))
+    monkeypatch.setattr("benchmarks.library.record.fcntl.flock", flock)
+    for act, kind in (
+        (lambda: results.add(CASE, [Figure("second", 2.0)]), fcntl.LOCK_SH),
+        (lambda: open_results("many", folder=tmp_path), fcntl.LOCK_EX),
+    ):
+        asked.clear()
+        waiting = threading.Thread(target=act)
+        with results.path.open() as held:
+            real(held, kind)
+            waiting.start()
+            assert asked.wait(20)
+            assert waiting.is_alive()
+            assert results.path.read_text() == whole
+        waiting.join(20)
+        assert not waiting.is_alive()
+        whole = results.path.read_text()
+    assert [line["figure"] for line in read_lines(results.path)] == ["first", "second"]
