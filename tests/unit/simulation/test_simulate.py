@@ -183,6 +183,7 @@ def test_neither_workers_nor_a_killed_one_change_a_version(made, alone, tmp_path
 
 @pytest.mark.long
 def test_ray_and_a_killed_actor_change_no_version(made, alone, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
     monkeypatch.setattr("simulation.preparing.Worker", Killed)
     monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "died"))
     assert play(made, tmp_path / "run", engines=Engines("ray", workers=2)) == alone
