@@ -92,7 +92,8 @@ class Member:
             text: the column of the text.
             label: the column of the label.
             text_b: the column of a pair's second text.
-            prompt, response: the columns of a prompt and its response, if they have other names.
+            prompt: the column of a prompt, if it has another name.
+            response: the column of its response, if it has another name.
             messages: the column of a dialogue's turns, if it has another name.
             person: the column that says whose each row is; a policy with `unit = "person"` needs it.
             device: auto, cpu, cuda or mps.
