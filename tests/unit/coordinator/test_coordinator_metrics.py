@@ -58,6 +58,7 @@ def everything(metrics: Metrics) -> None:
     metrics.renewal("granted")
     metrics.certificate_expires("server", 5000)
     metrics.backup_made(4500)
+    metrics.witness_signed(bytes(32), 4500)
     metrics.member_certificates([4000, 6000])
     metrics.message("in", "dealing", 300)
     metrics.message("out", None, 5)
@@ -180,9 +181,9 @@ def test_names_and_labels_are_few_and_fixed(metrics):
         assert family.name.startswith(("tacit_coordinator_", "process_"))
         for sample in family.samples:
             labels.update(sample.labels)
-    # The journal says who took part or dropped out; no label may name a member.
+    # The journal says who took part or dropped out; no label may name a member. A witness is none.
     whole = {"job", "outcome", "reason", "phase", "direction", "channel", "version", "status", "kind", "worker", "le"}
-    assert labels == whole
+    assert labels == whole | {"witness"}
 
 
 def test_exactly_the_declared_instruments_are_shown(metrics, tmp_path):

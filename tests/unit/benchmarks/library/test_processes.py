@@ -75,11 +75,16 @@ def test_processes_end_with_the_one_that_began_them(how: signal.Signals, tmp_pat
         while not (pid.exists() and pid.read_text()):
             assert run.poll() is None
         process = psutil.Process(int(pid.read_text()))
-        run.send_signal(how)
-        assert run.wait(30) != 0
-        gone, _ = psutil.wait_procs([process], timeout=30)
-        assert gone
+        try:
+            run.send_signal(how)
+            assert run.wait(30) != 0
+            gone, _ = psutil.wait_procs([process], timeout=30)
+            assert gone
+        finally:
+            run.kill()
 
 
 if __name__ == "__main__":
+    # A shell's background jobs ignore it, and so would this one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     ran(Path(sys.argv[1]), ["waits"], 1)
