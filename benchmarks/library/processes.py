@@ -103,6 +103,6 @@ def _end_with(parent: BaseProcess | None) -> None:
 
 def count(word: str) -> int:
     """Parse an option's number of processes."""
-    if not 1 <= (number := int(word)) <= 1000:
-        raise argparse.ArgumentTypeError("must be from 1 to 1000")
-    return number
+    if not (word.isascii() and word.isdecimal() and 1 <= int(word) <= 1000):
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 1000")
+    return int(word)

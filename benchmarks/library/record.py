@@ -133,7 +133,7 @@ class Results:
         text = "".join(json.dumps(line, separators=(", ", ": ")) + "\n" for line in lines)
         print(text, end="", flush=True)
         if self.path is not None:
-            self.path.parent.mkdir(exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 # Other processes may add cells at the same time. Closing the file flushes it and ends the lock.
                 fcntl.flock(file, fcntl.LOCK_EX)

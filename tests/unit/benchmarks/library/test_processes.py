@@ -1,5 +1,6 @@
 """Tasks of a benchmark in several processes: each runs once, what follows comes first, and a failure ends no other."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.library.processes import run_in_processes
+from benchmarks.library.processes import count, run_in_processes
 from benchmarks.library.record import NoData
 from tests.support.places import ROOT
 
@@ -59,6 +60,13 @@ def test_a_failing_task_is_named_and_ends_no_other(tmp_path: Path, capfd: pytest
 
 def test_no_task_begins_after_the_end(tmp_path: Path) -> None:
     assert ran(tmp_path, ["a"], 2, until=time.monotonic() - 1) == ([], [])
+
+
+@pytest.mark.parametrize("word", ["0", "1001", "-1", "x", "", "1.5", "\u0663"])
+def test_what_is_no_number_of_processes_is_a_sentence(word: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="must be a whole number from 1 to 1000"):
+        count(word)
+    assert count("13") == 13
 
 
 def test_a_process_that_dies_ends_the_run(tmp_path: Path) -> None:

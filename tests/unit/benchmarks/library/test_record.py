@@ -180,6 +180,12 @@ def test_spread_is_the_largest_difference():
     assert spread([0.25, 0.75, 0.5]) == {"spread": 0.5, "values": [0.25, 0.75, 0.5]}
 
 
+def test_a_folder_that_is_not_there_loses_no_cell(tmp_path):
+    results = open_results("many", folder=tmp_path / "a" / "b")
+    results.add(CASE, [Figure("first", 1.0)])
+    assert [line["figure"] for line in read_lines(tmp_path / "a" / "b" / "many.jsonl")] == ["first"]
+
+
 def test_no_file_has_no_lines(tmp_path):
     assert record.read_lines(tmp_path / "nothing.jsonl") == []
 
