@@ -13,6 +13,8 @@ AUDIT_OPTIONS ?=
 WORKERS ?= 3
 FEDERATIONS ?= 4
 SECONDS ?= 600
+# The fuzzer, for `make fuzz` and `make test-long`. No test of `make test` needs it.
+ATHERIS := atheris==3.0.0
 # One thread for each training process: several share a small machine.
 export OMP_NUM_THREADS ?= 1
 # Compiled modules are kept, whatever the environment says: without them, each process compiles torch again, and each
@@ -58,6 +60,7 @@ test-processes: $(STAMP)
 		tests/integration
 
 test-long: $(STAMP) ## the slow sweeps
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(ATHERIS)
 	$(BIN)/python -m pytest -q -m long
 
 check: $(STAMP) ## ruff with its security rules, mypy --strict, import-linter, generated code, the site, pins and licences
@@ -85,7 +88,7 @@ audit: ## known holes in what constraints.txt pins: asks an advisory service on 
 	$(AUDIT)/bin/pip-audit -r constraints.txt --no-deps --disable-pip $(AUDIT_OPTIONS)
 
 fuzz: $(STAMP) ## every reader of bytes from outside, SECONDS (600) each
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(ATHERIS)
 	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS)
 
 bench: $(STAMP) ## the benchmarks, cell by cell, and their tables (hours, the first time)

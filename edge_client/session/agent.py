@@ -61,7 +61,7 @@ from tacit.messages import (
     Welcome,
 )
 from tacit.protocol import PROTOCOL_VERSION
-from tacit.reason import FINISHED, Reason, of_protocol, word
+from tacit.reason import FINISHED, Reason, of_protocol, sentence, word
 from tacit.roster import SignedHead
 from tacit.v1 import federation_pb2 as pb
 
@@ -85,6 +85,12 @@ _MESSAGES_AHEAD = 16
 _LOOK_SECONDS = 1.0
 # Ends of a job after which this member hears no more of it.
 _FOR_GOOD = (*FINISHED, Reason.REASON_JOB_ABORTED, Reason.REASON_MEMBER_WITHDREW)
+# Why a job paused itself, in words for a member's owner. The reasons' own sentences speak to the operator.
+_STALLED = {
+    Reason.REASON_MEMBERS_DECLINED: "too many members declined it for good",
+    Reason.REASON_ROUNDS_FAILING: "too many of its rounds in a row failed",
+    Reason.REASON_INTERNAL: "the coordinator failed at it",
+}
 
 WITHDREW_FOR_GOOD = (
     "This member withdrew from all jobs, for good, and the coordinator has taken that: nothing is left to do. "
@@ -255,7 +261,7 @@ class Agent:
             observer: Watches the member.
             keeper: The private states of jobs.
             admits: Patterns of job names to take part in; empty: all jobs.
-            until_finished: Lets `run` return when every job is over.
+            until_finished: Lets `run` return when every job is over, or has paused itself.
             renewer: Keeps the identity's certificate valid; without one, it is used as long as it is valid.
             follower: Follows the roster log; without one, attempts are not checked against it.
             releaser: Makes and releases the synthetic text that jobs order; without one, the member makes none.
@@ -305,8 +311,8 @@ class Agent:
         self._keeping: set[asyncio.Task[None]] = set()
         self._taken: set[str] = set()
         self._over: set[str] = set()
-        # Jobs that too many members declined for good, and why this member declined a job, by job.
-        self._abandoned: set[str] = set()
+        # Why a job that this member took part in paused itself, and why this member declined a job, by job.
+        self._stalled: dict[str, Reason] = {}
         self._declined: dict[str, str] = {}
         self._finished = asyncio.Event()
 
@@ -315,7 +321,7 @@ class Agent:
 
         Raises:
             AgentStopped: The coordinator refuses this member for good.
-            JobsUnfinished: Every job is over, and too many members declined one of them for good.
+            JobsUnfinished: Every job is over or has paused itself, and one has paused itself.
         """
         tasks = [
             asyncio.create_task(self._link.run()),
@@ -351,14 +357,16 @@ class Agent:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 begun = (*self._preparing.values(), *self._uploads.values(), *self._rosters.values(), *self._keeping)
                 tasks = [task for task in begun if not task.done()]
-        if self._abandoned:
-            raise JobsUnfinished(" ".join(self._unfinished(job) for job in sorted(self._abandoned)))
+        if self._stalled:
+            raise JobsUnfinished(" ".join(self._unfinished(job) for job in sorted(self._stalled)))
 
     def _unfinished(self, job: str) -> str:
         own = f" This member declined: {self._declined[job]}." if job in self._declined else ""
+        reason = self._stalled[job]
+        why = _STALLED.get(reason) or sentence(reason).rstrip(".")
         return (
-            f"Job {job} stopped before it was finished: too many members declined it for good.{own} Ask its operator, "
-            "and run this again once the job continues."
+            f"Job {job} stopped before it was finished: {why}.{own} Ask its operator, and run this again once the job "
+            "continues."
         )
 
     # ---- the link ---------------------------------------------------------------------------------------------------
@@ -468,7 +476,7 @@ class Agent:
             case m.Prepare():
                 self._taken.add(effect.assignment.job)
                 self._over.discard(effect.assignment.job)
-                self._abandoned.discard(effect.assignment.job)
+                self._stalled.pop(effect.assignment.job, None)
                 self._declined.pop(effect.assignment.job, None)
                 self._observer.assigned(effect.assignment)
                 job = effect.assignment.job
@@ -502,17 +510,18 @@ class Agent:
 
     async def _job_over(self, ended: JobEnded) -> None:
         self._observer.job_over(ended)
-        if ended.reason == Reason.REASON_MEMBERS_DECLINED:
-            # The job may continue, but only if somebody changes something first.
+        if ended.reason in _FOR_GOOD:
             self._over.add(ended.job)
-            self._abandoned.add(ended.job)
-            self._end_if_over()
-        # Any other paused job, whether by the operator or by itself, may continue.
-        elif ended.reason in _FOR_GOOD:
-            self._over.add(ended.job)
+            self._stalled.pop(ended.job, None)
             await self._preparer.job_over(ended.job)
             if self._releaser is not None:
                 (self._releaser.finished if ended.reason in FINISHED else self._releaser.aborted)(ended.job)
+            self._end_if_over()
+        # An operator who pauses a job means to let it go on. A job that paused itself goes on only if somebody changes
+        # something first. One that stood still before this member came is none of its own.
+        elif ended.reason != Reason.REASON_JOB_PAUSED and ended.job in self._taken:
+            self._over.add(ended.job)
+            self._stalled[ended.job] = ended.reason
             self._end_if_over()
 
     def _say(self, message: FromMember) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import annotated_types
 import pytest
-from pydantic import BaseModel, StringConstraints
+from pydantic import BaseModel, StringConstraints, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 import coordinator
@@ -1070,6 +1070,72 @@ def test_a_text_is_accepted_at_its_limit_and_refused_one_above(kind, document, p
     said = str(_refusal(kind, _put(document, steps, "a" * (most + 1))))
     assert f"{most} characters" in said
     assert len(said) < 300
+
+
+def _bounds(kind: Any, metadata: tuple[Any, ...], at: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The texts of a field's type, and what bounds each."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner, *more = get_args(kind)
+        yield from _bounds(inner, (*metadata, *more), at)
+    elif origin in (Union, types.UnionType):
+        for each in get_args(kind):
+            yield from _bounds(each, metadata, at)
+    elif kind is str:
+        yield at, metadata
+    elif origin in (tuple, list, dict, set, frozenset):
+        for each in get_args(kind):
+            if each is not Ellipsis:
+                yield from _bounds(each, (), f"{at}[]")
+
+
+# A table has two: its keys and its values.
+TEXTS = [
+    (at, metadata)
+    for model in _models()
+    for name, field in model.model_fields.items()
+    for at, metadata in _bounds(field.annotation, tuple(field.metadata), f"{model.__name__}.{name}")
+]
+# Their form is one that a letter repeated does not have.
+FORMED = {
+    "ApprovalRequest.plan",
+    "CoordinatorConfig.keep_named[]",
+    "CoordinatorConfig.replicas[]",
+    "CoordinatorConfig.s3_endpoint",
+    "IdentityDocument.address",
+    "IdentityDocument.other_addresses[]",
+    "JobSpec.start",
+    "JoinToken.others[]",
+    "KeyPart.path",
+    "OperatorConfig.address",
+    "OperatorConfig.other_addresses[]",
+    "Passport.sections[]",
+    "Policy.hours[]",
+    "PolicyDocument.hours[]",
+    "Seal.sections[]",
+}
+
+
+def _accepts(metadata: tuple[Any, ...], text: str) -> bool:
+    try:
+        TypeAdapter(Annotated[str, *metadata]).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def test_every_text_is_accepted_at_its_limit_and_refused_one_above():
+    assert len(TEXTS) > 150
+    formed = set()
+    for at, metadata in TEXTS:
+        most = _bound(metadata)
+        assert most is not None, at
+        letters = [letter for letter in "x0/" if _accepts(metadata, letter * most)]
+        if not letters:
+            formed.add(at)
+        for letter in letters or "x":
+            assert not _accepts(metadata, letter * (most + 1)), at
+    assert formed == FORMED
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=lambda kind: kind.__name__)

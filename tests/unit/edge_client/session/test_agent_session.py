@@ -31,7 +31,7 @@ from tacit.attempt import AttemptId
 from tacit.limits import CERTIFICATES_AT_ONCE, MAX_CERTIFICATE_BYTES
 from tacit.messages import Assignment, AttemptMessage, AttemptRefusal, Decline, JobEnded, LedgerCounter, Ready, Welcome
 from tacit.protocol import PROTOCOL_VERSION
-from tacit.reason import Reason
+from tacit.reason import Reason, word
 from tacit.v1 import federation_pb2 as pb
 from tests.support.fleet import VALUES, Fleet, job_document
 from toolkit.console import ExitCode
@@ -752,22 +752,65 @@ def test_run_ends_with_a_job_that_was_declined_at_once(finished):
     assert asyncio.run(run())
 
 
-def test_until_finished_ends_with_a_sentence_if_too_many_declined():
+ITSELF = {
+    Reason.REASON_MEMBERS_DECLINED: "too many members declined it for good",
+    Reason.REASON_ROUNDS_FAILING: "too many of its rounds in a row failed",
+    Reason.REASON_INTERNAL: "the coordinator failed at it",
+    Reason.REASON_RESULT_INVALID: "The opened sum cannot be a sum of valid inputs",
+}
+
+
+def _waiting_for_the_end() -> Agent:
+    async def over(job: str) -> None:
+        pass
+
     observer = SimpleNamespace(job_over=lambda ended: None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
+    made = Agent(None, None, journal, SimpleNamespace(job_over=over), None, observer, None, until_finished=True)
+    made._link.run = asyncio.Event().wait  # type: ignore[assignment]
+    return made
 
+
+@pytest.mark.parametrize(("reason", "said"), ITSELF.items(), ids=[word(reason) for reason in ITSELF])
+def test_until_finished_ends_with_a_sentence_if_a_job_paused_itself(reason, said):
     async def run():
-        made = Agent(None, None, journal, None, None, observer, None, until_finished=True)
-        made._link.run = asyncio.Event().wait  # type: ignore[assignment]
+        made = _waiting_for_the_end()
         await made._carry_out(
             states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "mechanisms: none is not allowed"))
         )
-        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_ROUNDS_FAILING, bytes(32))))
-        assert not made._finished.is_set()
-        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_MEMBERS_DECLINED, bytes(32))))
+        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_JOB_PAUSED, bytes(32))))
+        assert not made._finished.is_set(), "the operator paused the job, and means to let it go on"
+        await made._carry_out(states.JobOver(JobEnded("a", reason, bytes(32))))
         await made.run()
 
-    with pytest.raises(
-        JobsUnfinished, match=r"Job a stopped before it was finished: .* mechanisms: none is not allowed"
-    ):
+    with pytest.raises(JobsUnfinished) as unfinished:
         asyncio.run(run())
+    assert unfinished.value.sentence == (
+        f"Job a stopped before it was finished: {said}. This member declined: mechanisms: none is not allowed. Ask its "
+        "operator, and run this again once the job continues."
+    )
+
+
+def test_a_job_that_paused_itself_and_was_then_ended_is_not_unfinished():
+    async def run():
+        made = _waiting_for_the_end()
+        await made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "no")))
+        await made._carry_out(states.Say(Decline("b", 1, Reason.REASON_POLICY_MECHANISM, "no")))
+        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_ROUNDS_FAILING, bytes(32))))
+        assert not made._finished.is_set(), "b still runs"
+        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_JOB_ABORTED, bytes(32))))
+        await made._carry_out(states.JobOver(JobEnded("b", Reason.REASON_JOB_FINISHED, bytes(32))))
+        await made.run()
+
+    asyncio.run(run())
+
+
+def test_a_job_that_stood_still_before_the_member_came_is_none_of_its_own():
+    async def run():
+        made = _waiting_for_the_end()
+        await made._carry_out(states.JobOver(JobEnded("old", Reason.REASON_MEMBERS_DECLINED, bytes(32))))
+        await made._carry_out(states.Say(Decline("a", 1, Reason.REASON_POLICY_MECHANISM, "no")))
+        await made._carry_out(states.JobOver(JobEnded("a", Reason.REASON_JOB_FINISHED, bytes(32))))
+        await made.run()
+
+    asyncio.run(run())
