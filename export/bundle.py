@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from export.adapters import adapters_for
 from export.continuing import Earlier, check_continues
 from export.device_backbone import device_backbone
 from export.heads import start_head
@@ -47,10 +48,10 @@ from tacit.documents import DocumentInvalid, sentence_of
 from tacit.generation import Generate
 from tacit.job import BundledWeights, JobDocument, JobSpec, PublicStart, VocabularyFile
 from tacit.manifest import Manifest
-from tacit.mechanism import DpSgd, NoMechanism
+from tacit.mechanism import DpSgd
 from tacit.method import OwnVocabulary, trains_private
 from tacit.model import Model, PluginModel, PromptedModel, TransformerModel
-from tacit.prompt import OnnxBackbone
+from tacit.prompt import LoRA, OnnxBackbone
 
 if TYPE_CHECKING:
     from learning.causal.model import CausalModel
@@ -343,8 +344,7 @@ def _starting_writer(
     from learning.backbones.stored import read_backbone
     from learning.causal.assembly import build_writer
 
-    noised = not isinstance(spec.mechanism, NoMechanism)
-    parts = writer_parts(model, task, folder, into, noised=noised, report=report, collection=collection)
+    parts = writer_parts(model, task, folder, into, mechanism=spec.mechanism, report=report, collection=collection)
     try:
         module = build_writer(parts.model, parts.encoder, read_backbone(into, parts.config), seed=spec.seed)
     except ValueError as error:
@@ -420,6 +420,8 @@ def starting_model(
         report(f"base: {model.base}, an encoder of {sum(each.size for each in base.values()):,} values")
         # Members need the config to build the model, not the place where the operator found it.
         model = model.model_copy(update={"base": None, "config": read.config})
+    if isinstance(model, TransformerModel) and isinstance(model.injection, LoRA):
+        model = model.model_copy(update={"injection": adapters_for(model.injection, spec.mechanism, report)})
     if isinstance(vocabulary, OwnVocabulary):
         return _own_start(spec, vocabulary, model, base, pieces, report)
     if vocabulary is None:

@@ -67,13 +67,13 @@ def check_continues(
             f"start: members keep a part of {name} ({document.method.name}), so a version alone is no model to start "
             "from; start from a job that shares its whole model"
         )
-    ours, theirs = model.model_dump(mode="json"), document.model.model_dump(mode="json")
-    for key in sorted((ours.keys() | theirs.keys()) - _FREE):
-        if ours.get(key) != theirs.get(key):
-            raise DocumentInvalid(
-                f"start: model.{key} is {_shown(ours.get(key))} here and {_shown(theirs.get(key))} in {name}; use the "
-                "same model"
-            )
+    ours, theirs = (
+        {key: value for key, value in each.model_dump(mode="json").items() if key not in _FREE}
+        for each in (model, document.model)
+    )
+    if ours != theirs:
+        key, here, there = _difference("model", ours, theirs)
+        raise DocumentInvalid(f"start: {key} is {_shown(here)} here and {_shown(there)} in {name}; use the same model")
     if list(labels) != list(document.labels):
         raise DocumentInvalid(
             f"start: the labels are {_listed(labels)} here and {_listed(document.labels)} in {name}; use the same "
@@ -95,6 +95,16 @@ def check_continues(
     if manifest.digest() != earlier.manifest.digest():
         more = min(shapes.keys() - {each.name for each in manifest.tensors}, default="its order")
         raise DocumentInvalid(f"start: {name} also shares {more}; use the same method")
+
+
+def _difference(key: str, ours: object, theirs: object) -> tuple[str, object, object]:
+    """The first key under which two unlike values differ, with its two values. Tables of one kind are looked into."""
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return key, ours, theirs
+    unlike = sorted(each for each in ours.keys() | theirs.keys() if ours.get(each) != theirs.get(each))
+    # These two decide which other keys there are.
+    first = next((each for each in ("architecture", "name") if each in unlike), unlike[0])
+    return _difference(f"{key}.{first}", ours.get(first), theirs.get(first))
 
 
 def _shown(value: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from export.adapters import adapters_for
 from learning.backbones.checkpoint import CheckpointInvalid
 from learning.backbones.collection import Collection, find_base
 from learning.backbones.layout import BackboneInvalid, layout_of
@@ -28,6 +29,7 @@ from learning.text.dialogue_tokenizer import own_dialogue_form, parts_of, text_t
 from learning.text.encoder import TokenizerInvalid
 from tacit.documents import DocumentInvalid, sentence_of
 from tacit.generation import CAUSAL_FAMILIES, Generate
+from tacit.mechanism import Mechanism
 from tacit.pieces import PIECE, list_of
 from tacit.prompt import LoRA, PrefixTuning, PromptedModel, PromptTuning
 
@@ -67,7 +69,7 @@ def writer_parts(
     folder: Path,
     into: Path,
     *,
-    noised: bool,
+    mechanism: Mechanism,
     report: Callable[[str], None] = lambda _: None,
     collection: Collection | None = None,
 ) -> WriterParts:
@@ -78,8 +80,7 @@ def writer_parts(
         task: its task.
         folder: base of a relative path in `model.base` (the folder of job.toml).
         into: where the canonical file goes.
-        noised: whether the job has a mechanism. Then adapters keep a matrix at random values, unless the job says
-            otherwise.
+        mechanism: the job's, which decides what adapters train if the model does not say it.
         report: called with sentences about what was found.
         collection: the operator's backbones, which `model.base` may name.
 
@@ -122,7 +123,7 @@ def writer_parts(
         "task": task.ended(encoder.end),
     }
     if isinstance(model.injection, LoRA):
-        told["injection"] = _adapters(model.injection, noised, report)
+        told["injection"] = adapters_for(model.injection, mechanism, report)
     try:
         made = PromptedModel.model_validate(
             {name: getattr(model, name) for name in PromptedModel.model_fields if name not in told} | told
@@ -130,16 +131,6 @@ def writer_parts(
     except ValidationError as error:
         raise DocumentInvalid(f"model: {sentence_of(error)}") from error
     return WriterParts(made, tokenizer, config, encoder, pieces)
-
-
-def _adapters(injection: LoRA, noised: bool, report: Callable[[str], None]) -> LoRA:
-    """The adapters with `train` chosen: under noise, with one matrix, because noise on both would multiply."""
-    if injection.train is not None:
-        return injection
-    chosen = injection.model_copy(update={"train": "up" if noised else "both"})
-    if noised:
-        report("adapters: only their second matrices are trained (train = up), because the job adds noise")
-    return chosen
 
 
 def _tokenizer(base: Path, report: Callable[[str], None]) -> bytes:

@@ -47,11 +47,14 @@ class Read:
         public: with the public table.
         present: with the member's present table.
         texts: how many.
+        projected: whether gradients hold the first attention's inputs only as a public random matrix of low rank leaves
+            them (LoRA with train = "up"). This attack does not read them.
     """
 
     public: float | None
     present: float | None
     texts: int
+    projected: bool = False
 
 
 def _gradients(step: Step, row: int) -> "Mapping[str, object]":
@@ -78,7 +81,7 @@ def read_by_tables(steps: Sequence[Step]) -> Read:
     from learning.auditing.spans import projections, rows_at_positions
 
     counts: dict[str, list[int]] = {"public": [0, 0, 0], "present": [0, 0, 0]}
-    texts = 0
+    texts, projected = 0, False
     for step in steps:
         names = [name for name, _ in projections(step.module)]
         pad = step.module.pad_id
@@ -95,6 +98,7 @@ def read_by_tables(steps: Sequence[Step]) -> Read:
                 and (name.removesuffix(".weight") in names or (name.startswith("lora.layer0_") and ".down." in name))
             ]
             if not weights or not any(bool(each.any()) for each in weights):
+                projected |= not weights and any(name.startswith("lora.layer0_") for name in found)
                 continue
             texts += 1
             truth = [int(at) for at in step.ids[row] if at != pad]
@@ -110,7 +114,8 @@ def read_by_tables(steps: Sequence[Step]) -> Read:
                     a + b for a, b in zip(counts[which], (right, named.total(), there.total()), strict=True)
                 ]
     known = all(step.public is not None for step in steps)
-    return Read(_f1(counts["public"]) if texts and known else None, _f1(counts["present"]) if texts else None, texts)
+    public, present = _f1(counts["public"]), _f1(counts["present"])
+    return Read(public if texts and known else None, present if texts else None, texts, projected)
 
 
 def _f1(counts: Sequence[int]) -> float:
@@ -120,6 +125,12 @@ def _f1(counts: Sequence[int]) -> float:
 
 def sentences(read: Read) -> tuple[str, ...]:
     """What keeping the table private is worth, in words."""
+    if read.present is None and read.projected:
+        return (
+            "An attacker that sees one member's step has the first attention's inputs only as a public random matrix "
+            'of low rank leaves them (LoRA with train = "up"). This attack reads nothing of that, which is no defence: '
+            "another attack might. Only noise is a guarantee.",
+        )
     if read.present is None:
         return (
             "An attacker that sees one member's step has no gradient of the first attention's inputs to read, because "

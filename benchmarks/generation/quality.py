@@ -13,7 +13,7 @@ exposure           mean bits of the planted canaries, with the 95 % range of as 
 bleu, rouge_l      greedy answers of the exported version against all references
 tokens_per_second  of these answers, by one thread's processor time
 seconds            beside a loss: of its training, by the clock, beside other cells on the same device
-upload_bytes       of a member's vector in a round, packed for ten members; `generation.round` measures real ones
+upload_bytes       of a member's vector in a round, packed for ten members; `generation.wire` measures real ones
 """
 
 import argparse

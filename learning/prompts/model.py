@@ -148,7 +148,9 @@ class PromptedModel(OverFrozen, TextClassifier):
             self.prompt: Prompt = prompt
         if isinstance(injection, LoRA):
             if injection.train != "both":
-                raise BackboneInvalid("only a model that writes freezes a matrix of LoRA; train both")
+                raise BackboneInvalid(
+                    "model.injection.train: a prompted model that labels texts trains both matrices; leave it out"
+                )
             self.lora = nn.ModuleDict()
             for matrix in _changed(reader, injection, task):
                 layer = cast(nn.Linear, matrix.owner.get_submodule(matrix.attribute))

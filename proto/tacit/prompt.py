@@ -248,7 +248,8 @@ class LoRA(Part):
     # Only in this many of the last layers that read the text. None: in all.
     last_layers: LastLayers | None = None
     # Which of a change's two matrices are trained. "up" leaves the other, which reads the layer's input, at public
-    # random values (FFA-LoRA, Sun et al. 2024). None in a job file: the bundle chooses (docs/decisions/0061).
+    # random values (FFA-LoRA, Sun et al. 2024). None in the job file of a transformer or of a model that writes: the
+    # bundle chooses (docs/decisions/0061). A prompted model that labels texts trains both, and refuses "up".
     train: Literal["both", "up"] | None = None
 
     @field_validator("matrices")

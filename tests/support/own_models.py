@@ -45,6 +45,8 @@ ROWS = [
 ] * 4
 MODEL = {"architecture": "bilstm", "embedding": 6, "hidden": 4, "dropout": 0.0, "max_tokens": 12}
 FILE = {"kind": "words", "file": "words.txt"}
+PIECES = {"kind": "wordpiece", "size": 100}
+FROZEN = {"name": "fedvocab", "adaptive": False, "embedding": "frozen"}
 RECON = {"name": "fedrecon", "epochs": 3, "support": 0.25}
 NOISE = {"name": "gaussian-update", "noise_multiplier": 16.0, "lot": 1000}
 PASSPHRASE = "a heron stands in the reeds"
@@ -64,17 +66,15 @@ def spec(name, method, vocabulary, mechanism="none", training=(), **model):
     )
 
 
-def over_base(name, folder):
-    """A job of own vocabularies over a small encoder in `folder`, which shares LoRA."""
-    pieces = len(json.loads(tokenizer_of("bert"))["model"]["vocab"])
-    saved(folder / "base", "bert", bare=True, words=pieces)
+def over_base(name, method, vocabulary, injection="lora", **training):
+    """A job over the small encoder in the town's folder."""
     return JobSpec(
         name=name,
         labels=("bird", "money"),
-        method="fedvocab",
-        model={"architecture": "transformer", "base": "base", "injection": "lora", "dropout": 0.0, "max_tokens": 24},
-        vocabulary={"kind": "wordpiece", "size": 100},
-        training={"epochs": 1, "batch": 4, "learning_rate": 0.02, "logit_adjustment": True},
+        method=method,
+        model={"architecture": "transformer", "base": "base", "injection": injection, "dropout": 0.0, "max_tokens": 24},
+        vocabulary=vocabulary,
+        training={"epochs": 1, "batch": 4, "learning_rate": 0.02, **training},
         seed=3,
     )
 
@@ -87,6 +87,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
         (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
         (folder / "many.txt").write_text("\n".join(MANY_WORDS) + "\n")
         (folder / "vectors.txt").write_text("7 1 2 3 4 5 6\n")
+        saved(folder / "base", "bert", bare=True, words=len(json.loads(tokenizer_of("bert"))["model"]["vocab"]))
         for job in (
             spec("own", "fedvocab", {"kind": "words", "size": 50}),
             spec("plain", "fedavg", FILE),
@@ -94,10 +95,15 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             spec("recon", RECON, FILE | {"pretrained": "vectors.txt"}),
             spec("noised", "fedvocab", {"kind": "words", "size": 50}, NOISE),
             spec("adjusted", "fedavg", FILE, training={"logit_adjustment": True}),
-            spec("frozen", {"name": "fedvocab", "embedding": "frozen"}, FILE),
+            spec("frozen", FROZEN, FILE),
             spec("steps", "fedavg", {"kind": "words", "file": "many.txt"}, NOISED, {"optimiser": "sgd"}),
             spec("fixed", "fedavg", FILE | {"pretrained": "vectors.txt"}, freeze_embedding=True),
-            over_base("pieces", folder),
+            over_base("pieces", "fedvocab", PIECES, logit_adjustment=True),
+            # Frozen while members federate, over the base's own pieces, over their own, and below an encoder that is
+            # frozen itself.
+            over_base("frozen-same", FROZEN, None),
+            over_base("frozen-own", FROZEN, PIECES),
+            over_base("frozen-head", FROZEN, None, "none"),
         ):
             document = make_job_bundle(job, folder, folder / job.name)
             bundle = read_job_bundle(folder / job.name)

@@ -9,9 +9,11 @@ import pytest
 
 from export.bundle import make_job_bundle, read_job_bundle
 from export.card import UNKNOWN_ORIGIN, provenance_lines
-from export.continuing import Earlier
+from export.continuing import Earlier, check_continues
 from tacit.documents import DocumentInvalid
 from tacit.job import EarlierVersion, JobDocument, JobSpec, earlier_version
+from tacit.model import PluginModel
+from tests.support.tiny_models import saved
 
 SPEC: dict[str, Any] = {
     "schema": 1,
@@ -79,6 +81,30 @@ def test_a_version_of_another_model_is_refused(changes, sentence, earlier, tmp_p
         made(earlier, tmp_path, **changes)
     assert str(refused.value).startswith(f"start: {sentence}")
     assert not (tmp_path / "second").exists()
+
+
+def test_what_a_bundle_chose_for_lora_is_named(tmp_path) -> None:
+    """With noise a bundle trains one of LoRA's matrices, and a version without noise has both."""
+    saved(tmp_path / "base", "bert", bare=True, words=5, tokenizer=False)
+    (tmp_path / "base" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nfilm\n")
+    model = {"architecture": "transformer", "base": "base", "max_tokens": 8, "injection": {"name": "lora", "rank": 2}}
+    whole = {**SPEC, "model": model, "vocabulary": None}
+    make_job_bundle(JobSpec.model_validate(whole), tmp_path, tmp_path / "first")
+    first, frozen = read_job_bundle(tmp_path / "first"), (tmp_path / "first" / "frozen.bin").read_bytes()
+    earlier = Earlier(first.document, first.manifest, 3, first.weights, frozen)
+    noised = {"mechanism": {"name": "dp-sgd", "noise_multiplier": 2.0}, "vocabulary": None}
+    with pytest.raises(DocumentInvalid, match=r"^start: model\.injection\.train is up here and both in first; "):
+        made(earlier, tmp_path, model=model, **noised)
+    with pytest.raises(DocumentInvalid, match=r"^start: model\.injection\.name is none here and lora in first; "):
+        made(earlier, tmp_path, model={**model, "injection": "none"}, **noised)
+    model["injection"]["train"] = "both"
+    assert made(earlier, tmp_path, model=model, **noised).weights == first.document.weights
+
+
+def test_the_kind_of_model_is_named_before_what_only_one_kind_has(earlier) -> None:
+    plugin = PluginModel(distribution="tacit-own", version="1.0", files=bytes(32), name="gated")
+    with pytest.raises(DocumentInvalid, match=r"^start: model\.architecture is plugin here and textcnn in first"):
+        check_continues(("good", "bad"), plugin, earlier.document.tokenizer, earlier.manifest, earlier)
 
 
 def test_what_a_model_does_not_depend_on_may_change(earlier, tmp_path) -> None:

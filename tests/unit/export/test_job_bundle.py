@@ -216,6 +216,7 @@ def bundle_on_a_base(
     pieces: list[str] | None,
     method: object = "fedvocab",
     start: str | None = None,
+    mechanism: object = "none",
     **model: object,
 ) -> tuple[JobBundle, list[str]]:
     """A job on the base. pieces: the job's vocabulary. None: members build their own; `start` says how rows start."""
@@ -231,6 +232,7 @@ def bundle_on_a_base(
             "labels": ["a", "b"],
             "model": {"architecture": "transformer", "base": "bert", "max_tokens": 16} | model,
             "method": method,
+            "mechanism": mechanism,
             "vocabulary": vocabulary,
         }
     )
@@ -348,6 +350,54 @@ def test_a_frozen_encoder_travels_once_and_beside_it_what_is_trained(
     assert tokenizer is not None
     module, _ = whole_model(made.document, made.manifest, made.weights, tokenizer, start, frozen=made.frozen)
     assert {name.split(".")[0] for name, _ in module.named_parameters()} == {"embedding", "encoder", "output"}
+
+
+FROZEN_TABLE = {"name": "fedvocab", "embedding": "frozen"}
+ALL_ROWS = {"name": "gaussian-update", "noise_multiplier": 16.0, "lot": 1000}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "method", "pieces"),
+    [
+        ({"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 4, "steps": 2}, "fedvocab", PIECES),
+        ({"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 4, "steps": 2}, "fedavg", PIECES),
+        (ALL_ROWS, "fedvocab", None),
+        ({"name": "laplace-update", "epsilon": 1.0}, FROZEN_TABLE, PIECES),
+        ({"name": "distributed-gaussian", "noise_multiplier": 1.0}, FROZEN_TABLE, PIECES),
+    ],
+    ids=["dp-sgd", "dp-sgd fedavg", "gaussian-update", "laplace-update", "distributed-gaussian"],
+)
+def test_under_noise_one_matrix_of_each_change_of_an_encoder_is_frozen(
+    encoder_folder: Path, tmp_path: Path, mechanism: object, method: object, pieces: list[str] | None
+) -> None:
+    """Noise on both would multiply, and the mean of both is not the mean of their products."""
+    noised, said = bundle_on_a_base(
+        encoder_folder, tmp_path / "noised", pieces, method, mechanism=mechanism, injection="lora"
+    )
+    assert any("train = up" in sentence for sentence in said)
+    assert trained_matrices(noised) == {"up"}
+    down = {name: values for name, values in noised.frozen.items() if name.startswith("lora.")}
+    assert {name.rsplit(".", 2)[1] for name in down} == {"down"}
+    assert all(np.abs(values).max() > 0 for values in down.values())
+    plain, said = bundle_on_a_base(encoder_folder, tmp_path / "plain", pieces, method, injection="lora")
+    assert not any("train = up" in sentence for sentence in said)
+    assert trained_matrices(plain) == {"down", "up"}
+    assert plain.document.values == noised.document.values + sum(values.size for values in down.values())
+    # What the job says, holds.
+    both = {"name": "lora", "train": "both"}
+    kept, said = bundle_on_a_base(
+        encoder_folder, tmp_path / "kept", pieces, method, mechanism=mechanism, injection=both
+    )
+    assert trained_matrices(kept) == {"down", "up"}
+    assert not any("train = up" in sentence for sentence in said)
+
+
+def trained_matrices(made: JobBundle) -> set[str]:
+    """The kinds of LoRA's matrices that members send, which are those that the document names."""
+    found = {each.name.rsplit(".", 2)[1] for each in made.manifest.tensors if each.name.startswith("lora.")}
+    named = made.document.model.injection.train
+    assert found == ({"up"} if named == "up" else {"down", "up"}), named
+    return found
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,18 @@ def stored(job):
 # ---- documents and bundles -------------------------------------------------------------------------------------
 
 
+def test_under_noise_labels_are_learnt_with_both_of_loras_matrices(folder):
+    """As every figure of benchmarks/results/frontier.jsonl was measured; "up" is refused, not ignored."""
+    made = bundled(folder, name="lora", model={"injection": {"name": "lora", "rank": 2}})
+    assert made.document.model.injection.train is None
+    assert made.document.frozen is None
+    assert {each.name.rsplit(".", 2)[1] for each in made.manifest.tensors} == {"down", "up"}
+    both = {"injection": {"name": "lora", "rank": 2, "train": "both"}}
+    assert bundled(folder, name="both", model=both).document.values == made.document.values
+    with pytest.raises(DocumentInvalid, match=r"model\.injection\.train: a prompted model that labels texts trains"):
+        bundled(folder, name="up", model={"injection": {"name": "lora", "train": "up"}})
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -161,6 +161,16 @@ def test_lora_of_low_rank_shows_less_and_a_head_alone_nothing():
     assert attacked(public="same", injection="none") == Read(None, None, 0)
 
 
+def test_a_frozen_matrix_leaves_an_attacker_another_gradient_and_that_is_said():
+    """Under noise a bundle takes it (FFA-LoRA), and this attack then reads nothing, which is no defence."""
+    read = attacked(public="same", injection={"name": "lora", "train": "up"})
+    assert read == Read(None, None, 0, projected=True)
+    (said,) = sentences(read)
+    assert "does not share one" not in said
+    assert "only as a public random matrix of low rank leaves them" in said
+    assert "no defence: another attack might" in said
+
+
 def test_what_an_attacker_reads_is_said_in_words():
     both = sentences(Read(0.5, 0.75, 8))
     assert "reads 50 % of its tokens (F1) with the public table" in both[0]

@@ -24,6 +24,7 @@ from learning.methods import Setting, phases_of
 from learning.models.assembly import assembled
 from learning.text.corpus import EncodedExamples
 from learning.text.data import read_examples
+from learning.text.tables import entries_of
 from learning.training.local import TrainingDiverged, train
 from tacit.bundle import read_bundle, write_bundle
 from tacit.documents import DocumentInvalid
@@ -210,6 +211,31 @@ def test_a_frozen_embedding_is_adapted_only_in_the_export(machine, town, convert
     assert moved == sorted({2 + WORDS.index(word) if word in WORDS else 1 for word in met})
 
 
+@pytest.mark.parametrize("job", ["frozen-same", "frozen-own", "frozen-head"])
+def test_a_frozen_embedding_over_a_base_is_adapted_only_in_the_export(machine, town, converted, job):
+    bundle = town.bundles[job]
+    document, examples = bundle.document, read_examples(machine.data)
+    with machine.store() as store:
+        kept = Keeper(store, examples).make(document, bundle.tokenizer, bundle.private, bundle.base_tokenizer)
+    tokenizer = bundle.tokenizer or kept.tokenizer
+    start, entries = kept.arrays[EMBEDDING], entries_of(tokenizer)
+    # Rows start from the base's, also those of a vocabulary of the member's own.
+    manifest, table = bundle.private
+    table, base = manifest.unflatten(manifest.decode(table))[EMBEDDING], entries_of(bundle.base_tokenizer or tokenizer)
+    shared = entries.keys() & base.keys()
+    assert len(shared) > 5
+    assert all(np.array_equal(start[entries[piece]], table[base[piece]]) for piece in shared)
+    before = machine.written()
+    machine.export(job)
+    assert machine.written() == before
+    # The vectors of the pieces in the data moved, and that of padding did not.
+    moved = np.flatnonzero((converted[0].numpy() != start).any(axis=1))
+    corpus = EncodedExamples(examples, document, tokenizer)
+    assert set(moved) == set(np.unique(corpus.read().ids)) - {corpus.pad_id}
+    if job == "frozen-same":
+        assert len(moved) < len(start) / 2
+
+
 def test_an_embedding_that_nobody_trains_is_exported_as_it_started(machine, town, converted):
     bundle = town.bundles["fixed"]
     assert bundle.frozen[EMBEDDING][2 + WORDS.index("7")].tolist() == [1, 2, 3, 4, 5, 6]
@@ -256,7 +282,8 @@ def test_data_without_a_label_of_the_job_is_refused(machine):
 def test_a_missing_job_is_an_error_that_lists_the_jobs_there_are(machine):
     assert machine.refused("desk") == (
         ExitCode.NOT_FOUND,
-        "there is no job desk; this federation has: adjusted, fixed, frozen, noised, own, pieces, plain, recon, steps",
+        "there is no job desk; this federation has: adjusted, fixed, frozen, frozen-head, frozen-own, frozen-same, "
+        "noised, own, pieces, plain, recon, steps",
     )
 
 

@@ -16,7 +16,7 @@ from learning.training.private import train_private
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import BiLSTMModel, TransformerModel
-from tacit.prompt import LoRA
+from tacit.prompt import LoRA, NoInjection
 from tests.support.apart import assert_same, by_hand, clipped_sum
 from tests.support.random_sources import Seeded
 
@@ -298,11 +298,21 @@ def test_every_coordinate_is_trained_with_noise(made) -> None:
 
 
 EVERYWHERE = LoRA(rank=3, matrices=("query", "key", "value", "output", "up", "down"))
+INJECTED = {
+    "bert": ("bert", EVERYWHERE, {"down", "up", "output"}),
+    "roberta": ("roberta", EVERYWHERE, {"down", "up", "output"}),
+    "distilbert": ("distilbert", EVERYWHERE, {"down", "up", "output"}),
+    "one matrix": ("bert", EVERYWHERE.model_copy(update={"train": "up"}), {"up", "output"}),
+    "head alone": ("bert", NoInjection(), {"output"}),
+}
 
 
 @pytest.mark.parametrize("freeze", [False, True], ids=["embedding trained", "embedding frozen"])
-def test_low_rank_changes_of_a_frozen_encoder_are_clipped_by_example(freeze: bool) -> None:
-    module = transformer({"model_type": "bert", **SIZES}, injection=EVERYWHERE, freeze_embedding=freeze)
+@pytest.mark.parametrize(("family", "injection", "parts"), INJECTED.values(), ids=INJECTED)
+def test_what_is_trained_over_a_frozen_encoder_is_clipped_by_example(
+    family: str, injection: LoRA | NoInjection, parts: set[str], freeze: bool
+) -> None:
+    module = MADE[family](injection=injection, freeze_embedding=freeze)
     torch.manual_seed(4)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -314,7 +324,7 @@ def test_low_rank_changes_of_a_frozen_encoder_are_clipped_by_example(freeze: boo
     for share in (0.3, 1.0):
         clip = share * float(np.median(norms))
         expected, _ = by_hand(module, ids, labels, clip)
-        assert {name.split(".")[0] for name in expected} == {"lora", "output"} | (set() if freeze else {"embedding"})
+        assert {name.split(".")[-2] for name in expected} == parts | (set() if freeze else {"embedding"})
         assert_same(clipped_sum(module, ids, labels, clip), expected, clip * BATCH)
     check_examples_apart(module, 0)
     before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
