@@ -34,6 +34,8 @@ from coordinator.config import load_config
 from coordinator.descriptors import raise_limit
 
 BENCH = "strangers"
+# 2 has the relay that counts connections before TLS.
+REVISION = 2
 
 MEMBERS, ROUNDS, CONNECTIONS = 10, 8, 5000
 QUICK_ROUNDS, QUICK_CONNECTIONS = 3, 300
@@ -198,7 +200,7 @@ def main() -> None:
         asyncio.run(press(arguments.press, arguments.connections))
         return
     rounds, connections = (QUICK_ROUNDS, QUICK_CONNECTIONS) if arguments.quick else (ROUNDS, CONNECTIONS)
-    results = open_results(BENCH, quick=arguments.quick)
+    results = open_results(BENCH, quick=arguments.quick, revision=REVISION)
     case = {"members": MEMBERS, "connections": connections, "addresses": ADDRESSES}
     if not results.done(case):
         results.open(())

@@ -172,8 +172,9 @@ PARTS: Mapping[str, Callable[[Cells], None]] = {
     "hybrid": hybrid,
     "groups": groups,
 }
-# Raised when the protocol's cost changes: 2 has the hybrid keys, and is measured while nothing else runs.
-REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 2, "cipher": 1, "limit": 2, "cost": 2, "hybrid": 2, "groups": 1}
+# Raised when the cost of what is measured changes: 2 has the hybrid keys, 3 what was added to the protocol since. It is
+# measured while nothing else runs.
+REVISIONS: Mapping[str, int] = {"rounds": 1, "peer": 3, "cipher": 1, "limit": 2, "cost": 2, "hybrid": 3, "groups": 1}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
