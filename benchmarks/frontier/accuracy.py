@@ -1,5 +1,7 @@
 """Measures accuracy over epsilon of heads, LoRA, BitFit and prompts in a frozen encoder.
 
+Beside them, without noise, of the whole encoder's training (`fine-tuning`).
+
 A cell is a data set, a number of equal members (3, 10, or 1: centralised), an epsilon of each member's gate, and a
 method. Its recipe is the best on validation rows of those that a climb along `training.candidates` tries with one seed,
 until the accuracy falls on both sides; the first of equal ones counts. Then it is trained with three
@@ -31,6 +33,7 @@ from benchmarks.frontier.training import (
     lot_candidates,
     short_candidates,
     trained,
+    whole_candidates,
 )
 from benchmarks.library.processes import count, run_in_processes
 from benchmarks.library.record import RESULTS, Figure, Results, device_name, open_results, parser, summarise
@@ -99,8 +102,8 @@ def cells_of(
 ) -> list[Cell]:
     """Return the cells, those with a goal first.
 
-    A cell by person has noise and full lots, and a data set that names persons. Lots are for heads over features that
-    are kept, and need noise.
+    The whole encoder is trained without noise alone. A cell by person has noise and full lots, and a data set that
+    names persons. Lots are for heads over features that are kept, and need noise.
     """
     found = [
         Cell(dataset, count, epsilon, method, unit, mechanism)
@@ -110,6 +113,7 @@ def cells_of(
         if unit == "example" or (epsilon is not None and DATASETS[dataset].person is not None and mechanism == "dp-sgd")
         if mechanism == "dp-sgd" or (epsilon is not None and METHODS[method].cached and not METHODS[method].short)
         if epsilon is not None or not METHODS[method].short
+        if epsilon is None or not METHODS[method].whole
     ]
     return sorted(found, key=lambda cell: not cell.goal)
 
@@ -209,6 +213,8 @@ class Bench:
 
 
 def _ladder(cell: Cell) -> list[Recipe]:
+    if METHODS[cell.method].whole:
+        return whole_candidates()
     if cell.epsilon is not None and cell.mechanism != "dp-sgd":
         return lot_candidates(cell.epsilon, correlated=cell.mechanism == "dp-sgd, correlated")
     if cell.epsilon is not None and METHODS[cell.method].short:

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from benchmarks.frontier.tables import accuracy_rows, draw_frontier, goal_rows
+from benchmarks.frontier.tables import (
+    accuracy_rows,
+    draw_frontier,
+    goal_rows,
+    missing_rows,
+    synthetic_text_rows,
+    word_vector_rows,
+)
 from benchmarks.library.record import RESULTS, read_lines
 from benchmarks.library.report import Line, Page, Plot, Section
 
@@ -26,11 +33,12 @@ PAGE = Page(
             rows=accuracy_rows,
             plots=(Plot("frontier.svg", "Test accuracy by epsilon, data set and method", draw_frontier),),
         ),
+        Section("missing", "frontier", _MODULE, rows=missing_rows, origins=False),
         Section(
             "word_vectors",
             "institutional_dp",
             "institutional.dp",
-            wide=("test_accuracy",),
+            rows=word_vector_rows,
             where={"mechanism": ("dp-sgd", "none")},
             figures=("test_accuracy",),
         ),
@@ -38,9 +46,10 @@ PAGE = Page(
             "synthetic_text",
             "synthesis",
             "synthesis.quality",
-            wide=("test_accuracy",),
+            rows=synthetic_text_rows,
             where={"part": ("quality",), "method": ("synthetic", "dp-sgd", "majority"), "source": ("members", None)},
-            figures=("test_accuracy",),
+            # The lines of the second name the noise.
+            figures=("test_accuracy", "epsilon_reported"),
         ),
     ),
 )

@@ -26,8 +26,8 @@ from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.data import read_data as read_rows
 from tacit.bundle import BACKBONE_FILE
-from tacit.job import Aggregation, JobSpec
-from tacit.model import PromptedModel
+from tacit.job import Aggregation, JobSpec, VocabularyFile
+from tacit.model import PromptedModel, TransformerModel
 from tacit.prompt import BitFit, Head, Injection, LoRA, NoInjection, PromptTuning
 
 if TYPE_CHECKING:
@@ -59,16 +59,18 @@ class Method:
     """What is trained besides the head, and the layers that the head reads (None: the last one's mean as it is).
 
     short: whether a head takes more and shorter steps, with noise.
+    whole: whether all of the encoder is trained, without noise.
     """
 
     layers: tuple[int, ...] | None
     injection: Injection = field(default_factory=NoInjection)
     short: bool = False
+    whole: bool = False
 
     @property
     def cached(self) -> bool:
         """Whether features never change, so that they are computed once."""
-        return isinstance(self.injection, NoInjection)
+        return isinstance(self.injection, NoInjection) and not self.whole
 
 
 # A head reads the last layer, or the layers that the product takes by default (docs/heads.md).
@@ -79,6 +81,7 @@ METHODS: Mapping[str, Method] = {
     "lora": Method(None, LoRA()),
     "bitfit": Method(None, BitFit()),
     "prompt": Method(None, PromptTuning(tokens=10)),
+    "fine-tuning": Method(None, whole=True),
 }
 _SPLIT_SEED = 20200
 # Members of a few deals of the rows.
@@ -314,29 +317,37 @@ def job_of(dataset: str, method: str, start: Start, folder: Path) -> "JobBundle"
     """
     from export.bundle import make_job_bundle, read_job_bundle
 
-    data, trained = read_data(dataset), METHODS[method]
-    told = dict(DATASETS[dataset].descriptions) if start == "labels" else {}
-    spec = JobSpec(
-        name="frontier",
-        labels=data.labels,
-        model=PromptedModel(
-            base=str(minilm().resolve()),
-            injection=trained.injection,
-            task=Head(layers=trained.layers, start=start, descriptions=told),
-            dropout=0.0,
-            max_tokens=MAX_TOKENS,
-        ),
-        aggregation=_AGGREGATION,
-    )
+    labels, base, how = read_data(dataset).labels, minilm().resolve(), METHODS[method]
+    if how.whole:
+        spec = JobSpec(
+            name="frontier",
+            labels=labels,
+            model=TransformerModel(base=str(base), max_tokens=MAX_TOKENS),
+            vocabulary=VocabularyFile(kind="wordpiece", file=str(base / "vocab.txt")),
+        )
+    else:
+        model = _prompted(dataset, how, start, base)
+        spec = JobSpec(name="frontier", labels=labels, model=model, aggregation=_AGGREGATION)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         make_job_bundle(spec, folder, Path(scratch) / "bundle")
         bundle = read_job_bundle(Path(scratch) / "bundle")
         if bundle.backbone is None:
-            raise TypeError("a prompted job has a backbone")
+            return bundle
         kept = folder / BACKBONE_FILE
         if not kept.exists():
             bundle.backbone.rename(kept)
     return replace(bundle, backbone=kept)
+
+
+def _prompted(dataset: str, how: Method, start: Start, base: Path) -> PromptedModel:
+    told = dict(DATASETS[dataset].descriptions) if start == "labels" else {}
+    return PromptedModel(
+        base=str(base),
+        injection=how.injection,
+        task=Head(layers=how.layers, start=start, descriptions=told),
+        dropout=0.0,
+        max_tokens=MAX_TOKENS,
+    )
 
 
 def module_of(bundle: "JobBundle", values: Features) -> "TextClassifier":

@@ -1,5 +1,9 @@
-"""Makes the tables and the drawing of the frontier for `benchmarks.report`."""
+"""Makes the tables and the drawing of the frontier for `benchmarks.report`.
 
+All of them read the cells of the newest revision alone: older ones have another noise or another recipe.
+"""
+
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,10 +12,28 @@ from typing import Any
 from benchmarks.library.plots import pyplot, save
 from benchmarks.library.report import Line
 
-__all__ = ["accuracy_rows", "draw_frontier", "goal_rows"]
+__all__ = [
+    "PLANNED_DATASETS",
+    "accuracy_rows",
+    "draw_frontier",
+    "goal_rows",
+    "missing_rows",
+    "synthetic_text_rows",
+    "word_vector_rows",
+]
 
 _DATASETS = ("trec", "banking77", "sst2", "ag_news", "csabstruct", "20newsgroups")
 _EPSILONS: tuple[Any, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, "none")
+# The grid that was planned before the first run: methods, numbers of members (1: centralised), epsilons.
+PLANNED_DATASETS = ("trec", "banking77", "sst2", "ag_news", "csabstruct")
+_PLANNED: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
+    (("head", "head-layers", "bitfit", "lora", "prompt"), (3, 10), _EPSILONS),
+    (("head-layers",), (1,), _EPSILONS),
+    (("fine-tuning",), (3, 10), ("none",)),
+)
+# What a goal is about: a step reads all rows, and protects each.
+_GOAL_MECHANISMS = ("dp-sgd", "none")
+_SEEDS = 3
 
 # By (data set, members, method), then by epsilon.
 Key = tuple[str, int, str]
@@ -35,31 +57,91 @@ def accuracy_rows(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
+def missing_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each planned method and number of members: the epsilons of each data set without any seed."""
+    measured = {
+        (case["dataset"], case["members"], case["method"], case["epsilon"])
+        for case in (line["case"] for line in _scored(lines))
+        if case["mechanism"] in _GOAL_MECHANISMS and "unit" not in case
+    }
+    rows = [["method", "members", *PLANNED_DATASETS]]
+    for methods, members, epsilons in _PLANNED:
+        for method in methods:
+            for count in members:
+                left = [
+                    [each for each in epsilons if (dataset, count, method, each) not in measured]
+                    for dataset in PLANNED_DATASETS
+                ]
+                if any(left):
+                    shown = ["all" if each == list(epsilons) else ", ".join(map(_epsilon, each)) for each in left]
+                    rows.append([method, "centralised" if count == 1 else str(count), *shown])
+    return rows
+
+
+def word_vector_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each mean of TextCNN over word vectors, with the noise of its first seed."""
+    rows = [["members", "epsilon", "accuracy", "seeds", "noise multiplier"]]
+    for line in lines:
+        if "seed" not in line:
+            case = line["case"]
+            noise = _noise(lines, case)
+            rows.append(
+                [
+                    str(case["members"]),
+                    _epsilon(case.get("epsilon", "none")),
+                    _shown(line),
+                    str(len(line["values"])),
+                    noise,
+                ]
+            )
+    return rows
+
+
+def synthetic_text_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each mean of the classifiers beside synthetic text, with the noise of its first seed."""
+    names = {"synthetic": "synthetic text", "dp-sgd": "word vectors", "majority": "most common label"}
+    rows = [["data", "method", "epsilon", "accuracy", "seeds", "noise multiplier"]]
+    for line in lines:
+        if "seed" not in line and line["figure"] == "test_accuracy":
+            case = line["case"]
+            epsilon = "" if case["method"] == "majority" else _epsilon(case["epsilon"] or "none")
+            seeds, noise = str(len(line["values"])), _noise(lines, case)
+            rows.append([case["dataset"], names[case["method"]], epsilon, _shown(line), seeds, noise])
+    return rows
+
+
+def _noise(lines: Sequence[Line], case: Mapping[str, Any]) -> str:
+    """Return the noise multiplier of the first line of a case that names one, whatever the figure."""
+    return next(
+        (f"{line['noise_multiplier']:g}" for line in lines if line["case"] == case and line.get("noise_multiplier")), ""
+    )
+
+
 def goal_rows(lines: Sequence[Line], searched: Sequence[Line]) -> list[list[str]]:
     """Make a row for each goal: a method's accuracy beside it, its recipe and its noise.
 
     Args:
-        lines: Accuracies on test rows.
+        lines: Accuracies on test rows. A goal is about full lots by row, so other mechanisms and units have no part.
         searched: Accuracies of trials on validation rows. They choose the method, among those with all seeds if any has
-            them, because the best of several methods on the test rows would be chosen by the test rows.
+            them, because the best of several methods on the test rows would be chosen by the test rows. A trial counts
+            for its own mechanism and revision alone.
     """
-    trials: dict[tuple[str, int, Any, str], float] = {}
+    trials: dict[tuple[str, int], float] = {}
     for line in searched:
         if "figure" in line:
-            case = line["case"]
-            row = (case["dataset"], case["members"], case["epsilon"], case["method"])
+            row = _cell(line)
             trials[row] = max(trials.get(row, 0.0), line["value"])
     best: dict[tuple[str, int, Any], Line] = {}
 
     def rank(line: Line) -> tuple[bool, float]:
-        case = line["case"]
-        row = (case["dataset"], case["members"], case["epsilon"], case["method"])
-        return "seed" not in line, trials.get(row, 0.0)
+        return len(line["values"]) >= _SEEDS, trials.get(_cell(line), 0.0)
 
     for line in _scored(lines):
         case = line["case"]
         key = (case["dataset"], case["members"], case["epsilon"])
-        if "goal" in line and (key not in best or rank(line) > rank(best[key])):
+        if "goal" not in line or case["mechanism"] not in _GOAL_MECHANISMS or "unit" in case:
+            continue
+        if key not in best or rank(line) > rank(best[key]):
             best[key] = line
     rows = [
         [
@@ -86,10 +168,10 @@ def goal_rows(lines: Sequence[Line], searched: Sequence[Line]) -> list[list[str]
             [
                 dataset,
                 str(members),
-                "none" if epsilon == "none" else f"{epsilon:g}",
+                _epsilon(epsilon),
                 line["case"]["method"],
                 _per_cent(line["value"]),
-                "1" if "seed" in line else str(len(line["values"])),
+                str(len(line["values"])),
                 goal if line["value"] >= line["goal"] else f"**{goal}**",
                 "" if noise is None else f"{noise:g}",
                 f"{work}, {recipe['rounds']} rounds" if recipe["rounds"] > 1 else f"{work}, 1 round",
@@ -136,13 +218,33 @@ def _members(count: int) -> str:
     return "centralised" if count == 1 else f"{count} members"
 
 
+def _epsilon(epsilon: Any) -> str:
+    return "none" if epsilon == "none" else f"{epsilon:g}"
+
+
+def _cell(line: Line) -> tuple[str, int]:
+    """Return a key of a line's cell and revision, whatever its recipe."""
+    case = {key: value for key, value in line["case"].items() if key != "recipe"}
+    return json.dumps(case, sort_keys=True), line.get("revision", 1)
+
+
 def _scored(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines of cells: the mean of each, or the first seed's line while there is no mean."""
-    found: dict[str, Line] = {}
-    for line in sorted(lines, key=lambda line: -line.get("seed", -1)):
+    """Return a line for each cell of the newest revision: its mean, or the mean of the seeds that there are."""
+    found: dict[tuple[str, int], list[Line]] = {}
+    for line in sorted(lines, key=lambda line: line.get("seed", -1)):
         if "members" in line["case"]:
-            found[str(sorted(line["case"].items()))] = line
-    return list(found.values())
+            found.setdefault(_cell(line), []).append(line)
+    newest = max((revision for _, revision in found), default=1)
+    return [_mean(each) for (_, revision), each in found.items() if revision == newest]
+
+
+def _mean(cell: Sequence[Line]) -> Line:
+    """Return the mean of a cell whose lines are in the order of seeds, the mean first if it was recorded."""
+    first = cell[0]
+    if "seed" not in first:
+        return first
+    values = [line["value"] for line in cell]
+    return {**first, "value": statistics.mean(values), "values": values}
 
 
 def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
@@ -157,10 +259,11 @@ def _by_row(lines: Sequence[Line]) -> Mapping[Key, dict[Any, Line]]:
 
 
 def _shown(line: Line) -> str:
-    """Return the accuracy, with a star if it is of one seed alone, and else with the seeds' standard deviation."""
-    if "seed" in line or "values" not in line:
-        return _per_cent(line["value"]) + ("*" if "seed" in line else "")
-    return f"{_per_cent(line['value'])} ± {_per_cent(statistics.stdev(line['values']))}"
+    """Return the accuracy with the seeds' standard deviation, and how many seeds it is of if they are not all."""
+    values = line.get("values", [line["value"]] * _SEEDS)
+    spread = f" ± {_per_cent(statistics.stdev(values))}" if "values" in line and len(values) > 1 else ""
+    few = "" if len(values) >= _SEEDS else f" ({len(values)} seed{'s' * (len(values) > 1)})"
+    return _per_cent(line["value"]) + spread + few
 
 
 def _per_cent(value: float) -> str:

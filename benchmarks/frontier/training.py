@@ -58,6 +58,7 @@ __all__ = [
     "multiplier_at",
     "short_candidates",
     "trained",
+    "whole_candidates",
 ]
 
 Vector = NDArray[np.float32]
@@ -164,6 +165,11 @@ def inner_candidates(epsilon: float | None) -> list[Recipe]:
     if epsilon is None:
         return [_inner(rate, steps=1, rounds=4, batch=32) for rate in rates]
     return [_inner(rate, steps=10, rounds=4, lot=256) for rate in rates]
+
+
+def whole_candidates() -> list[Recipe]:
+    """Return the recipes of the whole encoder's training without noise, by ascending rate."""
+    return [_inner(rate, steps=1, rounds=4, batch=32) for rate in (2e-5, 5e-5, 1e-4, 2e-4, 5e-4)]
 
 
 def _inner(rate: float, *, steps: int, rounds: int, lot: int | None = None, batch: int = 256) -> Recipe:

@@ -46,6 +46,7 @@ class Section:
         figures: the figures that the section shows; empty means all.
         plots: the section's drawings.
         rows: makes the whole table from the newest lines, if the rules above do not suffice.
+        origins: whether the table is followed by the machines and commits of its lines.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Section:
     figures: tuple[str, ...] = ()
     plots: tuple[Plot, ...] = ()
     rows: Callable[[Sequence[Line]], list[list[str]]] | None = None
+    origins: bool = True
 
     def lines(self, lines: Sequence[Line]) -> list[Line]:
         """Return the lines of the section's figures, and the lines that open runs."""
@@ -128,7 +130,7 @@ def _sortable(case: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def section_text(section: Section, lines: Sequence[Line]) -> str:
-    """Return a section's table and the origins of its figures."""
+    """Return a section's table and the origins of its figures, if it shows them."""
     figures = newest(section.lines(lines))
     # A mean's `values` has the single seeds already.
     means = {json.dumps([line["case"], line["figure"]], sort_keys=True) for line in figures if "seed" not in line}
@@ -145,6 +147,8 @@ def section_text(section: Section, lines: Sequence[Line]) -> str:
         if any("seed" in line for line in shown):
             keys.append("seed")
         rows = (_wide_rows if section.wide else _long_rows)(section, shown, keys, beside)
+    if not section.origins:
+        return "\n".join(_table(rows))
     revision = max(line.get("revision", 1) for line in shown)
     measured = f"Measured by `python -m benchmarks.{section.module}`, revision {revision}:"
     return "\n".join([*_table(rows), "", measured, "", *(f"- {each}" for each in origins(lines, shown))])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.frontier import accuracy, setup, training
+from benchmarks.frontier import accuracy, setup, tables, training
 from benchmarks.frontier.accuracy import Bench, Cell, cells_of, record_majority
 from benchmarks.frontier.setup import Dataset, KeptFeatures, Method, job_of, read_data
-from benchmarks.frontier.tables import accuracy_rows, goal_rows
+from benchmarks.frontier.tables import accuracy_rows, goal_rows, missing_rows, synthetic_text_rows, word_vector_rows
 from benchmarks.frontier.training import DELTA, Recipe, candidates, multiplier_at
 from benchmarks.library.record import NoData, Results
 from learning.accounting.calibration import rounds_affordable
@@ -21,7 +21,7 @@ from learning.accounting.filter import Limit
 from learning.text.data import Example
 from learning.training import local, update
 from tacit.prompt import LoRA
-from tests.support.tiny_models import saved
+from tests.support.tiny_models import saved, tokenizer_of
 
 torch.set_num_threads(1)
 
@@ -40,13 +40,22 @@ def tiny(tmp_path, monkeypatch):
                 file.write(json.dumps({"text": text, "label": label, "doc": place // 4}) + "\n")
     monkeypatch.setattr(setup, "SHARED", tmp_path / "data")
     monkeypatch.setattr(setup, "DATASETS", {"tiny": Dataset(validation=20, person="doc")})
-    monkeypatch.setattr(setup, "METHODS", {"head": Method((2,)), "lora": Method(None, LoRA(rank=2))})
-    monkeypatch.setattr(setup, "minilm", lambda: saved(tmp_path / "base", "bert"))
+    methods = {"head": Method((2,)), "lora": Method(None, LoRA(rank=2)), "fine-tuning": Method(None, whole=True)}
+    monkeypatch.setattr(setup, "METHODS", methods)
+    monkeypatch.setattr(setup, "minilm", lambda: encoder_in(tmp_path / "base"))
     read_data.cache_clear()
     job_of.cache_clear()
     yield tmp_path
     read_data.cache_clear()
     job_of.cache_clear()
+
+
+def encoder_in(folder: Path) -> Path:
+    """Save a tiny encoder with the list of word pieces that a checkpoint has beside its tokenizer."""
+    pieces = json.loads(tokenizer_of("bert"))["model"]["vocab"]
+    saved(folder, "bert", words=len(pieces))
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.get)))
+    return folder
 
 
 def bench_in(folder: Path) -> Bench:
@@ -93,6 +102,16 @@ def test_what_is_trained_inside_the_encoder_learns_and_is_scored_by_it(tiny):
     still, moved = (bench.train(cell, recipe, 0, trial=False) for recipe in (_lora(1e-9), _lora(0.01)))
     assert moved.accuracy > max(0.8, still.accuracy)
     assert moved.values > bench.train(Cell("tiny", 3, None, "head"), _lora(1e-9), 0, trial=False).values
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_whole_encoder_learns_without_noise(tiny, members):
+    bench, cell = bench_in(tiny), Cell("tiny", members, None, "fine-tuning")
+    still, moved = (bench.train(cell, recipe, 0, trial=False) for recipe in (_lora(1e-9), _lora(0.01)))
+    assert moved.accuracy > max(0.8, still.accuracy)
+    assert moved.values > 10 * bench.train(Cell("tiny", 3, None, "lora"), _lora(1e-9), 0, trial=False).values
+    assert moved.noise_multiplier is None
+    assert [each.epsilon for each in cells_of(["trec"], (3,), (None, 1.0), ["fine-tuning"])] == [None]
 
 
 def _lora(rate: float) -> Recipe:
@@ -248,9 +267,77 @@ def test_the_tables_mark_missed_goals_and_single_seeds(tiny):
     ]
     work = "sgd 8, 25 steps, 1 round"
     assert goal_rows(lines, [])[1] == ["trec", "3", "1", "head", "90.0", "3", "85.0", "28.3", work, "1"]
-    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0 ± 1.0", "80.0*"]
+    assert [row[-1] for row in accuracy_rows(lines)[1:]] == ["90.0 ± 1.0", "80.0 (1 seed)"]
     lines[0]["value"] = 0.84
     assert goal_rows(lines, [])[1][6] == "**85.0**"
+
+
+def test_a_cell_of_two_seeds_is_their_mean_and_says_so():
+    recipe = {"optimiser": "sgd", "learning_rate": 8.0, "steps": 25, "rounds": 1}
+    lines = [
+        {"case": Cell("trec", 3, 1.0, "head").case, "value": value, "goal": 0.85, "recipe": recipe, "seed": seed}
+        for seed, value in ((1, 0.8), (0, 0.9))
+    ]
+    assert accuracy_rows(lines)[1][-1] == "85.0 ± 7.1 (2 seeds)"
+    assert goal_rows(lines, [])[1][4:6] == ["85.0", "2"]
+
+
+def test_a_row_of_another_mechanism_or_an_old_revision_does_not_win_a_goal():
+    recipe = {"optimiser": "sgd", "learning_rate": 8.0, "steps": 25, "rounds": 1}
+
+    def row(cell, value, revision=3):
+        more = {"goal": 0.85, "recipe": recipe, "values": [value] * 3, "revision": revision}
+        return {"case": cell.case, "value": value, **more}
+
+    def trial(cell, value, revision=3):
+        case = {**cell.case, "recipe": recipe}
+        return {"case": case, "figure": "validation_accuracy", "value": value, "revision": revision}
+
+    head, lora, old = (Cell("trec", 3, 1.0, method) for method in ("head", "lora", "bitfit"))
+    lots, person = replace(head, mechanism="dp-sgd, lots"), replace(head, unit="person")
+    lines = [row(head, 0.86), row(lora, 0.87), row(lots, 0.95), row(person, 0.96), row(old, 0.97, revision=2)]
+    searched = [
+        trial(head, 0.7),
+        trial(lora, 0.8),
+        trial(lots, 0.95),
+        trial(person, 0.95),
+        trial(old, 0.97, revision=2),
+    ]
+    # A trial of the head's with lots, or of an older revision, says nothing about the head's cell.
+    searched += [trial(head, 0.99, revision=2)]
+    assert [found[3:5] for found in goal_rows(lines, searched)[1:]] == [["lora", "87.0"]]
+    assert {found[2] for found in accuracy_rows(lines)[1:]} == {"head", "lora", "head, lots", "head, by person"}
+
+
+def test_what_was_planned_and_has_no_seed_is_missing():
+    def row(cell, **more):
+        return {"case": cell.case, "value": 0.9, "seed": 0, **more}
+
+    cells = [Cell("trec", 3, epsilon, "lora") for epsilon in (0.5, 1.0, 4.0, 8.0)]
+    # Neither is what was planned.
+    cells += [Cell("trec", 3, 2.0, "lora", mechanism="dp-sgd, lots"), Cell("trec", 3, 2.0, "lora", "person")]
+    cells += [Cell(dataset, count, None, "fine-tuning") for dataset in tables.PLANNED_DATASETS for count in (3, 10)]
+    head, *rows = missing_rows([row(each) for each in cells])
+    found = {(method, members): dict(zip(head[2:], shown, strict=True)) for method, members, *shown in rows}
+    assert found["lora", "3"] == {**dict.fromkeys(tables.PLANNED_DATASETS, "all"), "trec": "2, none"}
+    assert found["head-layers", "centralised"]["trec"] == "all"
+    assert not [key for key in found if key[0] == "fine-tuning"]
+    assert len(found) == 11
+    # A newer revision measures all again.
+    newer = [*map(row, cells), row(Cell("trec", 3, None, "lora"), revision=2)]
+    assert missing_rows(newer)[1:] != rows
+    assert ["fine-tuning", "3", *["all"] * 5] in missing_rows(newer)
+
+
+def test_rows_beside_it_say_their_noise_and_seeds():
+    case = {"members": 3, "mechanism": "dp-sgd", "epsilon": 1.0}
+    seeds = [{"case": case, "figure": "test_accuracy", "seed": 0, "value": 0.5, "noise_multiplier": 17.8}]
+    mean = {"case": case, "figure": "test_accuracy", "value": 0.5, "values": [0.5, 0.6, 0.4]}
+    assert word_vector_rows([*seeds, mean])[1:] == [["3", "1", "50.0 ± 10.0", "3", "17.8"]]
+    case = {"dataset": "trec", "method": "synthetic", "epsilon": 5.0}
+    noise = {"case": case, "figure": "epsilon_reported", "seed": 0, "value": 3.7, "noise_multiplier": 3.05}
+    shown = synthetic_text_rows([noise, {**mean, "case": case}])
+    assert shown[1:] == [["trec", "synthetic text", "5", "50.0 ± 10.0", "3", "3.05"]]
 
 
 def test_validation_rows_choose_the_method_of_a_goal():
