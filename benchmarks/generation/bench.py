@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.generation.data import DATASETS, read_pairs
-from benchmarks.generation.measuring import answers_of, exposure_of, token_figures_of
+from benchmarks.generation.measuring import answers_of, exposure_of, extracted_of, token_figures_of
 from benchmarks.generation.training import Method, Planned, Recipe, Trained, start_of
 from benchmarks.library.record import Figure, Results, device_name
 from export.answer_figures import Estimate
@@ -213,7 +213,7 @@ class Bench:
         more: dict[str, Any] = {} if recipe is None else {"recipe": recipe.as_json(cell.method, cell.epsilon)}
         more |= {"trained_values": made.bundle.document.values, "rows": made.rows, "seconds": made.seconds}
         more |= {"device": device_name(self.device), **_noise(made)}
-        self.results.add(cell.case, [*self._losses(cell, made, more), *self._exposure(cell, made)], seed=SEED)
+        self.results.add(cell.case, [*self._losses(cell, made, more), *self._remembered(cell, made)], seed=SEED)
 
     def answer(self, cell: Cell) -> None:
         """Let a measured cell's exported version answer, if it has not answered yet."""
@@ -259,7 +259,7 @@ class Bench:
             figures.append(Figure("upload_bytes", size, "B", {"measured": False, "bits": layout.bits}))
         return figures
 
-    def _exposure(self, cell: Cell, made: Trained) -> list[Figure]:
+    def _remembered(self, cell: Cell, made: Trained) -> list[Figure]:
         planted = read_pairs(cell.dataset).canaries
         # A member alone has its own canary, or none.
         canaries = [each for name, each in planted.items() if cell.member in (None, name)]
@@ -274,7 +274,11 @@ class Bench:
             "extrapolated": [round(each, 1) for each in found.extrapolated.tolist()],
             "fit": [round(each, 3) for each in found.fit.tolist()],
         }
-        return [Figure("exposure", round(found.mean, 4), "bits", more)]
+        said = extracted_of(made.bundle, made.values, canaries, device=self.device)
+        return [
+            Figure("exposure", round(found.mean, 4), "bits", more),
+            Figure("extracted", sum(said), more={"canaries": len(canaries), "each": [int(each) for each in said]}),
+        ]
 
 
 def _noise(made: Trained) -> dict[str, Any]:

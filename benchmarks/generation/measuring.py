@@ -17,13 +17,16 @@ from benchmarks.generation.data import Pair, Tested
 from benchmarks.library.simulation import backbone_of
 from export.answer_figures import AnswerFigures, TokenFigures, answer_figures, token_figures
 from learning.auditing.exposure import Canary, Exposure, candidates_of, exposures_of
+from learning.auditing.extraction import greedy, says
 from learning.text.turns import Dialogue
 from simulation.virtual_members import SeededRandom
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
+    from learning.causal.model import CausalModel
+    from learning.text.dialogue import DialogueEncoder
 
-__all__ = ["CANDIDATES", "Scored", "answers_of", "exposure_of", "scored", "token_figures_of"]
+__all__ = ["CANDIDATES", "Scored", "answers_of", "exposure_of", "extracted_of", "scored", "token_figures_of"]
 
 # Never planted secrets for each canary.
 CANDIDATES = 120
@@ -48,6 +51,19 @@ def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair
     """
     import torch
 
+    module, encoder = _writer_of(bundle, values, device)
+    order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt) + len(rows[at].response))
+    losses, correct, counts = np.zeros(len(rows)), np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+    for first in range(0, len(order), _BATCH):
+        places = order[first : first + _BATCH]
+        ids, targets = encoder.encode([Dialogue.of(rows[at].prompt, rows[at].response) for at in places])
+        with torch.no_grad():
+            found = module.token_scores(torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
+        losses[places], correct[places], counts[places] = (each.double().cpu().numpy() for each in found)
+    return Scored(losses, correct, counts)
+
+
+def _writer_of(bundle: "JobBundle", values: NDArray[np.float32], device: str) -> "tuple[CausalModel, DialogueEncoder]":
     from learning.models.assembly import whole_writer
 
     module, encoder = whole_writer(
@@ -58,16 +74,7 @@ def scored(bundle: "JobBundle", values: NDArray[np.float32], rows: Sequence[Pair
         backbone=backbone_of(bundle),
         frozen=bundle.frozen,
     )
-    module.to(device)
-    order = sorted(range(len(rows)), key=lambda at: len(rows[at].prompt) + len(rows[at].response))
-    losses, correct, counts = np.zeros(len(rows)), np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-    for first in range(0, len(order), _BATCH):
-        places = order[first : first + _BATCH]
-        ids, targets = encoder.encode([Dialogue.of(rows[at].prompt, rows[at].response) for at in places])
-        with torch.no_grad():
-            found = module.token_scores(torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device))
-        losses[places], correct[places], counts[places] = (each.double().cpu().numpy() for each in found)
-    return Scored(losses, correct, counts)
+    return module.to(device), encoder
 
 
 def token_figures_of(
@@ -96,6 +103,14 @@ def exposure_of(
     rows = [Pair(each.prompt, each.response) for each in [*canaries, *(one for more in others for one in more)]]
     losses = scored(bundle, values, rows, device).losses
     return exposures_of(losses[: len(canaries)], losses[len(canaries) :].reshape(len(canaries), candidates))
+
+
+def extracted_of(
+    bundle: "JobBundle", values: NDArray[np.float32], canaries: Sequence[Canary], *, device: str = "cpu"
+) -> list[bool]:
+    """Tell for each canary whether the most likely answer to its prompt says its secret. Arguments: `scored`'s."""
+    module, encoder = _writer_of(bundle, values, device)
+    return [says(greedy(module, encoder, each.prompt), each) for each in canaries]
 
 
 def answers_of(

@@ -10,6 +10,8 @@ Several trainings at a time fill a GPU, best beside NVIDIA's multi-process servi
 figure             what it is
 loss_per_token     nats on test responses, with its 95 % interval over prompts
 exposure           mean bits of the planted canaries, with the 95 % range of as many that were never planted
+extracted          planted canaries whose secret the most likely answer to their prompt says; cells that were measured
+                   before this figure existed lack it
 bleu, rouge_l      greedy answers of the exported version against all references
 tokens_per_second  of these answers, by one thread's processor time
 seconds            beside a loss: of its training, by the clock, beside other cells on the same device

@@ -30,7 +30,7 @@ PAGE = Page(
             "generation",
             _MODULE,
             ("low", "high", "canaries", "each", "extrapolated"),
-            figures=("exposure",),
+            figures=("exposure", "extracted"),
         ),
         Section("answers", "generation", _MODULE, ("low", "high"), figures=("bleu", "rouge_l", "tokens_per_second")),
         Section("wire", "generation_wire", "generation.wire"),

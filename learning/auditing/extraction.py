@@ -137,7 +137,7 @@ def greedy(module: "CausalModel", encoder: DialogueEncoder, prompt: str, *, toke
     """What the model answers to a prompt, always with the most likely token.
 
     Args:
-        module: The model, in evaluation mode.
+        module: The model, in evaluation mode, on any device.
         encoder: Its encoder.
         prompt: Of a canary.
         tokens: The most tokens of the answer.
@@ -145,10 +145,10 @@ def greedy(module: "CausalModel", encoder: DialogueEncoder, prompt: str, *, toke
     import torch
 
     ids = encoder.prompt_ids(Dialogue.of(prompt))
-    begins = len(ids)
+    begins, device = len(ids), next(module.parameters()).device
     with torch.no_grad():
         while len(ids) < begins + tokens:
-            token = int(module(torch.tensor([ids]))[0, -1].argmax())
+            token = int(module(torch.tensor([ids], device=device))[0, -1].argmax())
             if token in encoder.end_ids:
                 break
             ids.append(token)

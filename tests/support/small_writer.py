@@ -1,10 +1,13 @@
 """A small model that can learn to write, over random frozen values, and dialogues that it learns quickly."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from learning.causal.backbone import CausalBackbone
 from learning.causal.config import check_causal, tensor_shapes
@@ -35,12 +38,28 @@ def small_encoder(form: str = "smollm2") -> DialogueEncoder:
 
 def small_writer(encoder: DialogueEncoder, seed: int = 1) -> CausalModel:
     """A model with LoRA in all its matrices: enough values to learn some hundred short responses by heart."""
+    values = _values(encoder.vocabulary_size)
+    return CausalModel(CausalBackbone(CONFIG, values), LoRA(16, 32.0, MATRICES), encoder.pad_id, seed).eval()
+
+
+def saved_small_writer(folder: Path) -> Path:
+    """The backbone of `small_writer` with SmolLM2's form of tokenizer, in a folder as transformers saves it."""
+    folder.mkdir(parents=True)
+    words = small_encoder().vocabulary_size
+    save_file(_values(words), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": words}))
+    (folder / "tokenizer.json").write_bytes(writer_tokenizer("smollm2"))
+    return folder
+
+
+def _values(words: int) -> dict[str, NDArray[np.float32]]:
+    """The backbone's values. Larger than those that transformers starts with, so that it can tell many words apart."""
     random = np.random.default_rng(0)
     values = {}
-    for name, shape in tensor_shapes(check_causal(CONFIG), encoder.vocabulary_size).items():
+    for name, shape in tensor_shapes(check_causal(CONFIG), words).items():
         drawn = random.standard_normal(shape) / np.sqrt(shape[-1])
         values[name] = (np.ones(shape) if "norm" in name else drawn).astype(np.float32)
-    return CausalModel(CausalBackbone(CONFIG, values), LoRA(16, 32.0, MATRICES), encoder.pad_id, seed).eval()
+    return values
 
 
 def places(count: int, seed: int) -> list[Dialogue]:

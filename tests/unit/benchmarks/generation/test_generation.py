@@ -12,13 +12,21 @@ from benchmarks.generation import bench as benches
 from benchmarks.generation import quality, training
 from benchmarks.generation.bench import Bench, Cell, cells_of, recipes_of
 from benchmarks.generation.data import CANARIES, COPIES, DATASETS, Data, Dataset, Pair, read_pairs
-from benchmarks.generation.measuring import exposure_of, token_figures_of
+from benchmarks.generation.measuring import exposure_of, extracted_of, token_figures_of
 from benchmarks.generation.report import PAGE
 from benchmarks.generation.sharing import run_shared
-from benchmarks.generation.training import Planned, Recipe, multiplier_at, start_of
-from benchmarks.library.record import SHARED, open_results
+from benchmarks.generation.training import Planned, Recipe, Trained, job_of, multiplier_at, start_of
+from benchmarks.library.record import SHARED, Figure, open_results
+from benchmarks.library.simulation import backbone_of
 from learning.auditing.exposure import make_canaries
+from learning.models.assembly import NOTHING, whole_writer
+from learning.models.division import shared_parameters
+from learning.text.turns import Dialogue
+from learning.training.local import train
 from simulation.virtual_members import SeededRandom
+from tacit.job import Training
+from tacit.prompt import LoRA
+from tests.support.small_writer import MATRICES, saved_small_writer
 from tests.support.tiny_writers import saved_writer
 
 with_data = pytest.mark.skipif(not (SHARED / "e2e_nlg").is_dir(), reason="needs the public data sets")
@@ -201,7 +209,7 @@ def test_processes_measure_what_one_does(base, tmp_path) -> None:
         figures.append([{line["figure"]: line["value"] for line in results.done(cell.case, 0)} for cell in cells])
     assert figures[0] == figures[1]
     assert len(searched.lines) == len(list((folder / "versions").iterdir())) == 4
-    assert all({"loss_per_token", "exposure", "upload_bytes"} == set(each) for each in figures[1])
+    assert all({"loss_per_token", "exposure", "extracted", "upload_bytes"} == set(each) for each in figures[1])
     lines = (tmp_path / "many" / "generation.jsonl").read_text()
     assert run_shared(bench, cells, 2) == []
     assert (tmp_path / "many" / "generation.jsonl").read_text() == lines
@@ -212,6 +220,51 @@ def test_the_exposure_of_a_start_is_that_of_what_was_never_planted(base, folder)
     start = start_of("small", base, folder)
     found = exposure_of(start.bundle, start.values, list(small_data().canaries.values()), candidates=100)
     assert not found.remembered
+
+
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A model that was trained on the first of the two canaries until it says its secret."""
+    folder = tmp_path_factory.mktemp("remembering")
+    base, jobs = saved_small_writer(folder / "base"), folder / "jobs"
+    jobs.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASETS, "small", Dataset(3, None, max_tokens=96, max_new_tokens=8, scored=20, answered=0))
+        bundle = job_of("small", LoRA(rank=16, alpha=32.0, matrices=MATRICES, train="both"), base, jobs)
+    parts = (bundle.document, bundle.manifest, bundle.weights, bundle.public_tokenizer)
+    module, encoder = whole_writer(*parts, backbone=backbone_of(bundle), frozen=bundle.frozen or NOTHING)
+    (first, *_) = small_data().canaries.values()
+    ids, targets = encoder.encode([Dialogue.of(first.prompt, first.response)] * 4)
+    train(module, ids, targets, Training(optimiser="adamw", learning_rate=0.01, batch=4, epochs=30), seed=1)
+    return Trained(bundle, bundle.manifest.flatten(shared_parameters(module)))
+
+
+def test_a_canary_counts_as_extracted_if_its_prompt_brings_its_secret(remembering) -> None:
+    canaries = list(small_data().canaries.values())
+    assert extracted_of(remembering.bundle, remembering.values, canaries) == [True, False]
+    start = remembering.bundle.manifest.decode(remembering.bundle.weights)
+    assert extracted_of(remembering.bundle, start, canaries) == [False, False]
+
+
+def test_a_cell_says_what_prompts_extract_beside_the_exposure(remembering, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(benches, "read_pairs", lambda _name: small_data())
+    monkeypatch.setattr(Planned, "of", lambda *_, **__: pytest.fail("trained"))
+    results, cell = open_results("generation", quick=True), Cell("small", "zero-shot")
+    monkeypatch.setattr(benches, "start_of", lambda *_: remembering)
+    Bench(results, results, tmp_path, tmp_path, tmp_path).measure(cell)
+    lines = {line["figure"]: line for line in results.done(cell.case, 0)}
+    assert list(lines) == ["loss_per_token", "exposure", "extracted"]
+    assert (lines["extracted"]["value"], lines["extracted"]["canaries"], lines["extracted"]["each"]) == (1, 2, [1, 0])
+
+
+def test_a_cell_from_before_this_figure_is_measured(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(benches, "start_of", lambda *_: pytest.fail("measured again"))
+    results, cell = open_results("generation", folder=tmp_path), Cell("e2e_nlg", "zero-shot")
+    results.add(cell.case, [Figure("loss_per_token", 2.4, "nats"), Figure("exposure", 0.9, "bits")], seed=0)
+    bench = Bench(open_results("generation", folder=tmp_path), results, tmp_path, tmp_path, tmp_path)
+    bench.measure(cell)
+    assert run_shared(bench, [cell], 2) == []
+    assert [line["figure"] for line in bench.results.done(cell.case, 0)] == ["loss_per_token", "exposure"]
 
 
 def test_the_page_has_each_section_once() -> None:
