@@ -9,7 +9,7 @@ from typing import Any
 
 from learning.text.corpus import dialogue_encoder_of
 from learning.text.data import Example, dialogue_of
-from learning.text.dialogue import Dialogue, DialogueCoverage
+from learning.text.dialogue import Dialogue, DialogueCoverage, kept_of_a_prompt
 from tacit.generation import Generate
 from tacit.job import JobDocument
 from tacit.model import PromptedModel
@@ -55,14 +55,16 @@ class DialogueReading:
         return cls(found, model.task.template_name, tuple(shown or ()))
 
     def sentence(self, job: JobDocument) -> str:
-        """Says the shares of cut rows and responses, or why they are not known."""
+        """Says the shares of cut rows and responses and how a row is cut, or why they are not known."""
         if (found := self.coverage) is None:
             return f"how much of your dialogues it would read is not known: {self.problem}"
-        read = found.rows - found.unusable
+        read, most = found.rows - found.unusable, job.model.max_tokens
         return (
             f"{read:,} of {found.rows:,} rows are dialogues with a response; with template {self.template}, "
             f"{_share(found.cut, read)} of them are cut and {_share(found.responses_cut, read)} lose a part of the "
-            f"response, because the model reads at most {job.model.max_tokens} tokens"
+            f"response, because the model reads at most {most} tokens: a longer row loses its oldest exchanges first, "
+            f"then the beginning of the prompt, down to {kept_of_a_prompt(most)} tokens, and then the end of the "
+            "response"
         )
 
     def show_example(self, say: Callable[[str], None]) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["IGNORED", "Dialogue", "DialogueCoverage", "DialogueEncoder", "Turn"]
+__all__ = ["IGNORED", "Dialogue", "DialogueCoverage", "DialogueEncoder", "Turn", "kept_of_a_prompt"]
 
 # The target of a position that has no loss.
 IGNORED = -100
@@ -116,8 +116,7 @@ class DialogueEncoder:
         for role in ("system", "user", "assistant"):
             if (around := template.around(role)) is not None:
                 self._around[role] = self._turn(around)
-        # Tokens of the text before a response that stay, however long the response is.
-        self._kept = max_tokens // 4
+        self._kept = kept_of_a_prompt(max_tokens)
         fixed = len(self._first) + sum(len(each.before) + len(each.after) for each in self._around.values()) + 1
         if max_tokens - fixed - self._kept < _MIN_OF_A_RESPONSE:
             raise TemplateInvalid(
@@ -338,6 +337,11 @@ class DialogueEncoder:
     def _cut(self, text: str) -> list[int]:
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return found
+
+
+def kept_of_a_prompt(max_tokens: int) -> int:
+    """The tokens of the text before a response that stay, however long the response is."""
+    return max_tokens // 4
 
 
 def _without_oldest(said: "Sequence[tuple[Turn, list[int]]]") -> "list[tuple[Turn, list[int]]] | None":

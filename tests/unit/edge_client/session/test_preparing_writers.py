@@ -207,6 +207,11 @@ def test_a_dry_run_says_what_is_cut_and_shows_one_row_on_this_machine_alone(jobs
         "5 of 6 rows are dialogues with a response; with template chatml, 20.0 % of them are cut and 20.0 % lose"
         in text
     )
+    # The rule that `DialogueEncoder` follows: a quarter of 64 tokens is for the prompt.
+    assert (
+        "a part of the response, because the model reads at most 64 tokens: a longer row loses its oldest exchanges "
+        "first, then the beginning of the prompt, down to 16 tokens, and then the end of the response" in text
+    )
     assert "of the adapters, drawn at random" in text
     assert "  note: the job's model writes, and 1 of 6 rows" in text
     assert "with --messages; until then such rows are skipped, and the member takes part" in text
