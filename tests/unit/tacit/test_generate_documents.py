@@ -84,6 +84,10 @@ def test_causal_families_write(family, injection):
         ({"training": {"logit_adjustment": True}}, "training.logit_adjustment"),
         ({"corpus": {"texts": 10}}, "corpus"),
         (
+            {"mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0}, "training": {"packing": True}},
+            "training: packing: rows are never packed, since packed rows see each other and cannot be clipped apart",
+        ),
+        (
             {"mechanism": {"name": "gaussian-update", "noise_multiplier": 1, "clip": 1}, "metrics": {}},
             "metrics",
         ),

@@ -2,25 +2,36 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import structlog
+from torch import Tensor
 
 import secure_agg
 from edge_client.agent.dry_run import _show, plan_of, reading_of
 from edge_client.agent.runner import Member
 from edge_client.downloads.cache import BlobCache
 from edge_client.ledger.budget import open_budget
+from edge_client.ledger.history import replayed
+from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.store import reading
+from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from export.bundle import make_job_bundle, read_job_bundle
+from learning.accounting.events import SampledGaussian
+from learning.causal.layers import CausalLayers
 from learning.mechanisms.contribution import segments
+from learning.prompts.injectors import Prompt
 from learning.text.data import Example
 from learning.text.dialogue import Dialogue
+from learning.text.persons import units_of
+from tacit.attempt import AttemptId
 from tacit.job import JobSpec
 from tacit.messages import Assignment
 from tacit.reason import Reason
@@ -85,15 +96,17 @@ class Watcher:
 
 @pytest.fixture
 def prepare(tmp_path, identity, jobs):
-    """Prepares a job with these examples, as a member does."""
+    """Prepares a job with these examples, as a member does. With `send` it charges the update, too, which is published;
+    the answer is then the folder.
+    """
     opened = []
 
-    def go(name, examples, round=1, **more):
+    def go(name, examples, round=1, send=False, **more):
         job = jobs[name]
         unit = {"unit": "person"} if name == "persons" else {}
         policy, home = Policy(mechanisms=MECHANISMS, **unit), tmp_path / f"home{len(opened)}"
         home.mkdir()
-        column = {"column": "who"} if unit else {}
+        column = {"column": "who", "persons": units_of(examples)} if unit else {}
         manager = open_budget(home, identity, policy, [each.texts for each in examples], **column)
         budget = manager.__enter__()
         opened.append(manager)
@@ -118,10 +131,16 @@ def prepare(tmp_path, identity, jobs):
 
         assignment = Assignment(name, round, job.document.digest(), job.document.weights, round - 1, 1000)
         try:
-            return asyncio.run(preparer.prepare(assignment, fetch))
+            prepared = asyncio.run(preparer.prepare(assignment, fetch))
         except PreparationRefused as refused:
             assert not budget.statement(name).of_job
             return refused
+        if send:
+            budget.charge(attempt := AttemptId(name, round, 1), prepared.reserved)
+            budget.ended(attempt, "published", b"", None)
+            opened.pop().__exit__(None, None, None)
+            return home
+        return prepared
 
     yield go
     for manager in opened:
@@ -141,6 +160,61 @@ def test_a_schedule_changes_the_rate_of_a_round(prepare):
     first, fourth = (prepare("scheduled", EXAMPLES, round).update.change for round in (1, 4))
     # Round 1 of three warm-up rounds has a quarter of the rate.
     assert 0 < np.abs(first).max() < np.abs(fourth).max() / 2
+
+
+# ---- the ledger ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "unit", "count"), [("dp-sgd", "example", 12), ("persons", "person", 6)])
+def test_a_round_charges_the_event_that_a_classifiers_round_charges(name, unit, count, prepare):
+    """N counts rows or persons, whatever a row is."""
+    rows = [replace(EXAMPLES[at % 4], person=f"person {at % 6}") for at in range(12)]
+    home = prepare(name, rows, send=True)
+    with reading(ledger_path(home, "data")) as store:
+        state = replayed(store)
+    assert state.charged == {SampledGaussian(multiplier=4.0, rate=4 / count, steps=2, unit=unit): 1}
+    assert state.limit.unit == unit
+    assert (state.persons is not None) == (unit == "person")
+    assert verify(ledger_path(home, "data")).sound
+
+
+def _packed(through):
+    return lambda self, vectors, *rest: through(self, vectors.reshape(1, -1, vectors.shape[2]), *rest).view_as(vectors)
+
+
+def _mixed(through):
+    return lambda self, vectors, *rest: through(self, vectors + vectors.mean(dim=0, keepdim=True), *rest)
+
+
+def _one_for_all(through):
+    def forward(self: Prompt, batch: int) -> Tensor:
+        return through(self, 1).repeat(batch, 1, 1)
+
+    return forward
+
+
+@pytest.mark.parametrize("name", ["dp-sgd", "persons", "prompt"])
+@pytest.mark.parametrize(
+    ("at", "wrong", "said"),
+    [
+        ((CausalLayers, "states"), _packed, "rows for 3 examples"),
+        ((CausalLayers, "states"), _mixed, "depend"),
+        ((Prompt, "forward"), _one_for_all, "broadcast over the batch"),
+    ],
+    ids=["packed", "mixed", "one prompt"],
+)
+def test_a_writer_whose_gradients_are_not_each_rows_own_releases_nothing(name, at, wrong, said, prepare, monkeypatch):
+    """It is refused before a step, whatever the rows are; the reservation is given back, which the fixture checks."""
+    if (name == "prompt") != (at[0] is Prompt):
+        pytest.skip("adapters have no prompt, and packing is shown with adapters")
+    monkeypatch.setattr(*at, wrong(getattr(*at)))
+    stepped = []
+    monkeypatch.setattr("learning.training.private.add_noise", lambda *_, **__: stepped.append(1))
+    refused = prepare(name, EXAMPLES)
+    assert isinstance(refused, PreparationRefused)
+    assert refused.reason == Reason.REASON_BUNDLE_UNSUITABLE
+    assert said in refused.detail
+    assert stepped == []
 
 
 @pytest.mark.parametrize("name", ["dp-sgd", "open"])

@@ -160,6 +160,33 @@ def test_a_private_step_is_the_clipped_sum_over_the_lot(family: str, injection: 
     assert_near(trained(module), trained(by_hand), atol=2e-6)
 
 
+@pytest.mark.parametrize("combine", ["mean", "sum"])
+@pytest.mark.parametrize(("family", "injection"), [("llama", "lora-up"), ("gpt2", "lora"), ("qwen3", "prefix")])
+def test_a_private_step_by_persons_is_the_clipped_sum_over_persons(family: str, injection: str, combine: Any) -> None:
+    """A loop with one backward pass a person is the definition, in pieces that hold rows of several persons."""
+    ids, targets = rows()
+    whose = np.array([0, 1, 0, 2, 1])
+    persons = Persons(whose, 3, PersonRows(max_examples=2, combine=combine))
+    module, by_hand = causal(family, injection), causal(family, injection)
+    moving = [each for each in by_hand.parameters() if each.requires_grad]
+    alone = []
+    for person in range(3):
+        own = np.flatnonzero(whose == person)
+        losses = by_hand.losses(torch.from_numpy(ids[own]), torch.from_numpy(targets[own]))
+        alone.append(torch.autograd.grad(losses.mean() if combine == "mean" else losses.sum(), moving))
+    norms = [float(torch.cat([each.flatten() for each in gradient]).norm()) for gradient in alone]
+    # One person is not clipped, and another is.
+    clip = float(np.median(norms))
+    with torch.no_grad():
+        for place, parameter in enumerate(moving):
+            total = sum(gradient[place] * min(1.0, clip / norm) for gradient, norm in zip(alone, norms, strict=True))
+            parameter.sub_(total / 7)
+    mechanism = DpSgd(noise_multiplier=1e-9, clip=clip, lot=7, steps=1, unit="person", person=persons._use)
+    recipe = SGD.model_copy(update={"microbatch": 2, "checkpointing": True, "learning_rate": 1.0})
+    train_private(module, ids, targets, recipe, mechanism, random=Seeded("persons"), seed=0, rate=1.0, persons=persons)
+    assert_near(trained(module), trained(by_hand), atol=2e-6)
+
+
 def test_noise_is_on_every_trained_value_and_on_no_frozen_one() -> None:
     ids, targets = rows()
     module = causal("llama", "lora-up")
