@@ -4,17 +4,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learning.models import TextClassifier
+from learning.causal.sizes import IGNORED
+from learning.models.classifier import TextModel
 from learning.training.clipping import ClippedGradients
 
 
-def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) -> tuple[dict[str, Tensor], list[float]]:
+def losses_of(module: TextModel, ids: Tensor, targets: Tensor) -> Tensor:
+    """(N,) Cross entropy of each row's label, or the mean over a row's words to come."""
+    scores = module(ids)
+    losses = functional.cross_entropy(scores.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+    if targets.ndim == 1:
+        return losses
+    return losses.view(targets.shape).sum(dim=1) / (targets != IGNORED).sum(dim=1)
+
+
+def by_hand(module: TextModel, ids: Tensor, labels: Tensor, clip: float) -> tuple[dict[str, Tensor], list[float]]:
     """Clips each example alone, over all parameters together. Returns the sum by name, and every example's norm."""
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     total = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
     norms = []
     for row in range(len(ids)):
-        loss = functional.cross_entropy(module(ids[row : row + 1]), labels[row : row + 1])
+        loss = losses_of(module, ids[row : row + 1], labels[row : row + 1])[0]
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         norm = float(sum(float(g.double().square().sum()) for g in found if g is not None)) ** 0.5
         norms.append(norm)
@@ -24,10 +34,10 @@ def by_hand(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) ->
     return total, norms
 
 
-def clipped_sum(module: TextClassifier, ids: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
+def clipped_sum(module: TextModel, ids: Tensor, labels: Tensor, clip: float) -> dict[str, Tensor]:
     """The sum that `ClippedGradients` makes, by parameter name."""
     with ClippedGradients(module) as clipped:
-        clipped.add(functional.cross_entropy(module(ids), labels, reduction="none"), clip)
+        clipped.add(losses_of(module, ids, labels), clip)
     return {name: values * clip for name, values in clipped.sums.items()}
 
 

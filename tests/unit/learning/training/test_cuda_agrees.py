@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from learning.causal.model import CausalModel
+from learning.causal.sizes import IGNORED
 from learning.models import TextClassifier, build
+from learning.models.classifier import TextModel
 from learning.prompts.setting import Head, NoInjection
 from learning.training.clipping import check_examples_apart
 from learning.training.local import logits_of, train
@@ -21,6 +24,7 @@ from tacit.mechanism import DpSgd
 from tacit.model import BiLSTMModel, TextCNNModel
 from tests.support.apart import assert_same, by_hand, clipped_sum
 from tests.support.random_sources import Seeded
+from tests.support.tiny_causal import causal
 from tests.support.tiny_prompts import prompted
 
 DEVICE = "cuda"
@@ -34,7 +38,7 @@ def plain(model: TextCNNModel | BiLSTMModel) -> TextClassifier:
     return build(model, WORDS, LABELS, PAD, seed=3)
 
 
-MADE: dict[str, Callable[[], TextClassifier]] = {
+MADE: dict[str, Callable[[], TextModel]] = {
     "textcnn": lambda: build(
         TextCNNModel(embedding=12, maps=5, dropout=0.0, max_tokens=16), WORDS, LABELS, PAD, seed=3
     ),
@@ -45,25 +49,35 @@ MADE: dict[str, Callable[[], TextClassifier]] = {
     "lora": lambda: prompted("bert", "lora", Head()),
     "bitfit": lambda: prompted("bert", "bitfit", Head()),
     "prompt": lambda: prompted("bert", "prompt", Head()),
+    "writer": lambda: causal("llama", "lora"),
+    "writer-up": lambda: causal("qwen3", "lora-up"),
+    "writer-gpt2": lambda: causal("gpt2", "lora"),
+    "writer-prompt": lambda: causal("llama", "prompt"),
+    "writer-prefix": lambda: causal("llama", "prefix"),
 }
 of_each = pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 
 
-def texts(rows: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+def texts(module: TextModel, rows: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
+    """Texts of different lengths with labels, or for a model that writes with the words to come after the second."""
     random = np.random.default_rng(0)
     ids = random.integers(5, WORDS, size=(rows, 14))
     for row, length in enumerate(random.integers(3, 15, size=rows)):
         ids[row, length:] = PAD
-    return ids, random.integers(0, LABELS, size=rows)
+    if not isinstance(module, CausalModel):
+        return ids, random.integers(0, LABELS, size=rows)
+    targets = np.full_like(ids, IGNORED)
+    targets[:, 1:-1] = np.where(ids[:, 2:] != PAD, ids[:, 2:], IGNORED)
+    return ids, targets
 
 
-def on_device(module: TextClassifier, device: str, clip: float, rows: slice = slice(None)) -> dict[str, Tensor]:
-    ids, labels = (torch.from_numpy(each[rows]).to(device) for each in texts())
-    found = clipped_sum(module.to(device).train(), ids, labels, clip)
+def on_device(module: TextModel, device: str, clip: float, rows: slice = slice(None)) -> dict[str, Tensor]:
+    ids, targets = (torch.from_numpy(each[rows]).to(device) for each in texts(module))
+    found = clipped_sum(module.to(device).train(), ids, targets, clip)
     return {name: each.cpu() for name, each in found.items()}
 
 
-def trained_values(module: TextClassifier) -> Tensor:
+def trained_values(module: TextModel) -> Tensor:
     return torch.cat([each.detach().flatten() for each in module.parameters() if each.requires_grad])
 
 
@@ -71,8 +85,8 @@ def trained_values(module: TextClassifier) -> Tensor:
 def test_clipped_gradients_are_those_of_the_cpu(made) -> None:
     """Each example's alone, and their sum: to a hundred-thousandth of the clip for each example."""
     module = made().train()
-    ids, labels = map(torch.from_numpy, texts())
-    _, norms = by_hand(module, ids, labels, 1.0)
+    ids, targets = map(torch.from_numpy, texts(module))
+    _, norms = by_hand(module, ids, targets, 1.0)
     clip = float(np.median(norms))
     assert_same(on_device(made(), DEVICE, clip), on_device(made(), "cpu", clip), BATCH * clip)
     for row in range(6):
@@ -91,13 +105,13 @@ def test_the_self_check_passes(made) -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_a_private_training_ends_where_that_of_the_cpu_does(made, optimiser) -> None:
     """The same source, so the same draws and noise: to a thousandth of the way that the values went."""
-    ids, labels = texts(200)
+    ids, targets = texts(made(), 200)
     mechanism = DpSgd(noise_multiplier=0.8, clip=0.5, lot=60, steps=12)
     recipe = Training(optimiser=optimiser, learning_rate=0.5 if optimiser == "sgd" else 0.01, batch=256)
 
     def end(device: str) -> Tensor:
         module = made()
-        train_private(module, ids, labels, recipe, mechanism, random=Seeded("cuda"), seed=1, device=device)
+        train_private(module, ids, targets, recipe, mechanism, random=Seeded("cuda"), seed=1, device=device)
         return trained_values(module)
 
     ours, theirs = end("cpu"), end(DEVICE)
@@ -109,12 +123,12 @@ def test_a_private_training_ends_where_that_of_the_cpu_does(made, optimiser) -> 
 @of_each
 def test_a_training_without_noise_ends_where_that_of_the_cpu_does(made) -> None:
     """To a thousandth of the way, and its logits to a thousandth."""
-    ids, labels = texts(120)
+    ids, targets = texts(made(), 120)
     recipe = Training(optimiser="sgd", learning_rate=0.05, batch=16, epochs=2)
 
     def end(device: str) -> tuple[Tensor, np.ndarray]:
         module = made()
-        train(module, ids, labels, recipe, seed=4, device=device)
+        train(module, ids, targets, recipe, seed=4, device=device)
         return trained_values(module), logits_of(module, ids, device=device)
 
     (ours, ours_logits), (theirs, theirs_logits) = end("cpu"), end(DEVICE)
