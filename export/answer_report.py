@@ -29,6 +29,8 @@ def figures_json(found: WritingFigures) -> dict[str, Any]:
         "tokens": tokens.tokens,
         "unusable_rows": found.unusable,
     }
+    if found.cut:
+        shown |= {"rows_left": found.rows_left, "answers_left": found.answers_left}
     if found.greedy is not None:
         shown["greedy"] = _answers_json(found.greedy)
     if found.sampled is not None:
@@ -64,6 +66,10 @@ def all_lines(found: WritingFigures, _width: int) -> list[str]:
     ]
     if found.unusable:
         rows.append(("rows left out", f"{found.unusable}: no response that the model can read"))
+    if found.rows_left:
+        rows.append(("cut off", f"{found.rows_left:,} responses were not reached; the figures are of those before"))
+    if found.answers_left:
+        rows.append(("cut off", f"{found.answers_left:,} answers, greedy and sampled, were not written"))
     for name, answers in (("greedy", found.greedy), (f"temperature {found.temperature:g}", found.sampled)):
         if answers is None:
             continue

@@ -4,7 +4,7 @@ Rows are cut as in training, so the loss is that of a job's own rule. A row is a
 Rows with the same prompt are references of one answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.answer_figures import AnswerFigures, TokenFigures, answer_figures, token_figures
-from export.figures import log_softmax
+from export.figures import EvaluationCut, log_softmax
 from export.generating import Generator, PromptTooLong, Sampling
 from learning.text.data import DataInvalid
 from learning.text.dialogue import IGNORED, DialogueEncoder
@@ -49,6 +49,9 @@ class WritingFigures:
         greedy: Answers of the most likely tokens; None: nothing was generated.
         sampled: Answers drawn at `temperature`.
         temperature: Of the sampled answers.
+        rows_left: Usable rows that were not reached before the evaluation was cut off; the figures are those of the
+            first rows of the file.
+        answers_left: Answers, greedy and sampled, that were not written before it was cut off.
     """
 
     tokens: TokenFigures
@@ -56,10 +59,22 @@ class WritingFigures:
     greedy: AnswerFigures | None = None
     sampled: AnswerFigures | None = None
     temperature: float = 1.0
+    rows_left: int = 0
+    answers_left: int = 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether the evaluation was cut off, so that something is missing."""
+        return bool(self.rows_left or self.answers_left)
 
 
 def evaluate_generator(
-    folder: Path, dialogues: Sequence[Dialogue], answering: Answering | None = None, *, threads: int = 0
+    folder: Path,
+    dialogues: Sequence[Dialogue],
+    answering: Answering | None = None,
+    *,
+    threads: int = 0,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> WritingFigures:
     """The figures of an exported model that writes.
 
@@ -68,8 +83,11 @@ def evaluate_generator(
         dialogues: Rows that end with a response.
         answering: How answers are generated; None generates none.
         threads: Of one step; 0: one for each core.
+        cancelled: Asked before every row and every token of an answer. True cuts the evaluation off, and the figures
+            are those of what was measured.
 
     Raises:
+        EvaluationCut: It was cut off before it had measured anything.
         BundleInvalid: The folder is no such bundle, or is damaged.
         DataInvalid: No row has a response that can be read, or a prompt is too long to answer.
     """
@@ -81,27 +99,38 @@ def evaluate_generator(
     if not len(usable):
         raise DataInvalid("no row has a prompt and a response that the model can read; give at least one")
     rows = [ending[at] for at in usable]
-    tokens = token_figures(*_scores(generator, ids, targets), prompts=[each.turns[:-1] for each in rows])
     unusable = len(dialogues) - len(rows)
+    losses, correct, counts = _scores(generator, ids, targets, cancelled)
+    if not len(losses):
+        raise EvaluationCut("the evaluation was cut off before it had measured a row")
+    prompts_of = [each.turns[:-1] for each in rows[: len(losses)]]
+    tokens = token_figures(losses, correct, counts, prompts=prompts_of)
+    rows_left = len(rows) - len(losses)
     if answering is None:
-        return WritingFigures(tokens, unusable)
+        return WritingFigures(tokens, unusable, rows_left=rows_left)
     asked = references_of(rows)
     prompts = list(asked)[: answering.prompts]
     references = [asked[each] for each in prompts]
 
-    def answers(sampling: Sampling) -> AnswerFigures:
+    def answers(sampling: Sampling) -> AnswerFigures | None:
         try:
-            written = list(generator.write_all(prompts, sampling, batch=answering.batch))
+            written = list(generator.write_all(prompts, sampling, batch=answering.batch, cancelled=cancelled))
         except PromptTooLong as error:
             raise DataInvalid(f"a prompt cannot be answered: {error}") from error
-        return answer_figures([each.text.strip() for each in written], references)
+        if not written:
+            return None
+        return answer_figures([each.text.strip() for each in written], references[: len(written)])
 
+    greedy = answers(Sampling())
+    sampled = answers(Sampling(temperature=answering.temperature, seed=answering.seed))
     return WritingFigures(
         tokens,
         unusable,
-        greedy=answers(Sampling()),
-        sampled=answers(Sampling(temperature=answering.temperature, seed=answering.seed)),
+        greedy=greedy,
+        sampled=sampled,
         temperature=answering.temperature,
+        rows_left=rows_left,
+        answers_left=2 * len(prompts) - sum(0 if each is None else each.answers for each in (greedy, sampled)),
     )
 
 
@@ -114,12 +143,17 @@ def references_of(rows: Sequence[Dialogue]) -> dict[Dialogue, list[str]]:
 
 
 def _scores(
-    generator: Generator, ids: NDArray[np.int64], targets: NDArray[np.int64]
+    generator: Generator, ids: NDArray[np.int64], targets: NDArray[np.int64], cancelled: Callable[[], bool]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each row, (N,): the sum of its targets' losses in nats, how many are the most likely, and their number."""
+    """Of each row, (N,): the sum of its targets' losses in nats, how many are the most likely, and their number.
+
+    If it is cancelled, of the first rows only.
+    """
     losses, correct = np.zeros(len(ids)), np.zeros(len(ids), np.int64)
     chosen = targets != IGNORED
     for row, (these, wanted, where) in enumerate(zip(ids, targets, chosen, strict=True)):
+        if cancelled():
+            return losses[:row], correct[:row], chosen[:row].sum(axis=1)
         # What follows the last target is padding.
         length = int(np.flatnonzero(where)[-1]) + 1
         logits = generator.logits(these[:length].tolist())[where[:length]]

@@ -23,6 +23,10 @@ CALIBRATION_BINS = 15
 _Z = 1.959963984540054
 
 
+class EvaluationCut(RuntimeError):
+    """An evaluation was cut off before it had figures to show."""
+
+
 @dataclass(frozen=True, eq=False)
 class Figures:
     """How a classifier does on a file of labelled texts.

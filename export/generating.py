@@ -513,6 +513,7 @@ class Generator:
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
         batch: int = 8,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> Iterator[Response]:
         """Writes responses in the order of the dialogues, several at once.
 
@@ -520,6 +521,7 @@ class Generator:
             dialogues: the prompts.
             sampling, max_new_tokens, stop: as for `write`.
             batch: how many are written at once.
+            cancelled: asked before every token. True ends the iteration; responses that are not finished are dropped.
 
         Raises:
             PromptTooLong, ValueError, ModelFailed: as for `write`. Prompts are checked before anything is written.
@@ -531,7 +533,9 @@ class Generator:
             except ValueError as error:
                 raise type(error)(f"prompt {number} of {len(dialogues)}: {error}") from error
         for first in range(0, len(prompts), batch):
-            yield from self._together(prompts[first : first + batch], sampling, max_new_tokens, stop)
+            yield from self._together(prompts[first : first + batch], sampling, max_new_tokens, stop, cancelled)
+            if cancelled():
+                return
 
     def _together(
         self,
@@ -539,12 +543,20 @@ class Generator:
         sampling: Sampling | None,
         max_new_tokens: int | None,
         stop: Sequence[str],
+        cancelled: Callable[[], bool],
     ) -> list[Response]:
         rows = [self._row(ids, sampling, max_new_tokens, stop) for ids in prompts]
         texts = ["" for _ in rows]
         cache = Cache(self._session, self._start, len(rows), self._positions(prompts, max_new_tokens))
-        logits = np.concatenate([cache.read(number, ids) for number, ids in enumerate(prompts)])
+        first = []
+        for number, ids in enumerate(prompts):
+            if cancelled():
+                return []
+            first.append(cache.read(number, ids))
+        logits = np.concatenate(first)
         while True:
+            if cancelled():
+                return []
             for number, row in enumerate(rows):
                 if row.ended is None:
                     texts[number] += row.take(logits[number])

@@ -3,13 +3,19 @@
 It measures the ONNX model that `coordinator export` would write. The coordinator stores accuracy, loss and the number
 of examples of each version (for a model that writes: token accuracy and loss per token); all other figures are only
 printed.
+
+An evaluation that is cut off (Ctrl-C, SIGTERM, a coordinator that no longer answers) prints what it has measured and
+what is missing. The coordinator stores no figures of a version whose rows were not all measured.
 """
 
 import asyncio
+import concurrent.futures
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 RECONNECT_SECONDS = 2.0
+# How long a measurement that is cut off may take to hand over what it has.
+CUT_SECONDS = 20.0
 # Number of texts on which an evaluation compares its export with the trained model.
 PARITY_SAMPLES = 16
 # Characters of a line if standard output is not a terminal.
@@ -118,6 +126,8 @@ def evaluate(
     Of a model that writes it measures loss, perplexity and accuracy per response token;
     with --generate also BLEU, ROUGE-L and exact match of greedy and of sampled answers.
     Rows with the same prompt are references of one answer.
+
+    Ctrl-C, or SIGTERM, prints what has been measured so far and what is missing.
     """
     if (answers is not None or temperature != 1.0 or seed) and not generate:
         fail("--answers, --temperature and --seed are of generated answers; add --generate", ExitCode.USAGE)
@@ -140,13 +150,43 @@ def evaluate(
         ).examples
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE if data.exists() else ExitCode.NOT_FOUND)
-    with tempfile.TemporaryDirectory(prefix="tacit-evaluate-") as scratch:
+    # A measurement that was cut off may still write there.
+    with tempfile.TemporaryDirectory(prefix="tacit-evaluate-", ignore_cleanup_errors=True) as scratch:
         asked = tools.answering(answers, temperature, seed) if generate else None
         work = _Evaluation(tools, job, data, examples, Path(scratch), as_json, asked)
         if versions is not None:
-            run(work.all(where))
+            run(_ended_by_sigterm(work.all(where)))
         else:
-            run(work.follow(where) if follow else work.once(where, version))
+            run(_ended_by_sigterm(work.follow(where) if follow else work.once(where, version)))
+
+
+async def _ended_by_sigterm(work: Coroutine[Any, Any, None]) -> None:
+    """Runs the work, which SIGTERM cancels as Ctrl-C does.
+
+    Raises:
+        CommandFailed: SIGTERM ended it, or the work failed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        # Only there does Python handle signals.
+        return await work
+    task, asked = asyncio.current_task(), False
+
+    def end() -> None:
+        nonlocal asked
+        asked = True
+        if task is not None:
+            task.cancel()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if asked:
+            fail("interrupted", ExitCode.INTERRUPTED)
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -193,28 +233,48 @@ class _Evaluation:
         """Measures one version, and shows all its figures."""
         async with operator_stub(where) as stub:
             found = await self._measure(stub, await self._files(stub), version)
-        self._show(found)
-        if self._as_json:
-            return
-        for line in _report(found.figures).all_lines(found.figures, _width()):
-            typer.echo(line)
+        self._show_whole(found)
 
     async def all(self, where: Path) -> None:
         """Measures every version that the store holds, in order, and shows them beside each other."""
         measured: list[_Measured] = []
-        async with operator_stub(where) as stub:
-            files = await self._files(stub)
-            numbers = sorted(item.number for item in files.detail.versions)
-            for number in numbers:
-                found = await self._tried(stub, files, number)
-                if found is None:
-                    continue
-                measured.append(found)
-                if not self._as_json:
-                    said = _report(found.figures).headline(found.figures)
-                    typer.echo(f"version {number} of {numbers[-1]}: {said}", err=True)
+        waiting: list[int] = []
+        total = 0
+        try:
+            async with operator_stub(where) as stub:
+                files = await self._files(stub)
+                waiting = sorted(item.number for item in files.detail.versions)
+                total, last = len(waiting), max(waiting, default=0)
+                while waiting:
+                    found = await self._tried(stub, files, waiting[0])
+                    number = waiting.pop(0)
+                    if found is None:
+                        continue
+                    measured.append(found)
+                    if not self._as_json:
+                        said = _report(found.figures).headline(found.figures)
+                        typer.echo(f"version {number} of {last}: {said}", err=True)
+        except (asyncio.CancelledError, CommandFailed):
+            self._show_cut(measured, waiting, total)
+            raise
         if not measured:
             fail(_NONE_MEASURED.format(job=self._job))
+        self._show_compared(measured)
+
+    def _show_cut(self, measured: Sequence[_Measured], waiting: Sequence[int], total: int) -> None:
+        """Prints what an evaluation of `total` versions had measured when it was cut off, and what is missing."""
+        if measured:
+            self._show_compared(measured)
+        if waiting:
+            numbers = f"{waiting[0]} to {waiting[-1]}" if len(waiting) > 1 else f"{waiting[0]}"
+            typer.echo(
+                f"cut off after {len(measured)} of {total} versions; not measured to the end: {numbers}; measure these "
+                "with `--version`, or all again",
+                err=True,
+            )
+
+    def _show_compared(self, measured: Sequence[_Measured]) -> None:
+        """Prints the figures of several versions beside each other."""
         figures = [each.figures for each in measured]
         report = _report(figures[0])
         if self._as_json:
@@ -249,6 +309,13 @@ class _Evaluation:
                     raise
                 typer.echo(f"{error.sentence}; trying again", err=True)
             await asyncio.sleep(RECONNECT_SECONDS)
+
+    def _show_whole(self, found: _Measured) -> None:
+        """Prints all figures of a version."""
+        self._show(found)
+        if not self._as_json:
+            for line in _report(found.figures).all_lines(found.figures, _width()):
+                typer.echo(line)
 
     def _show(self, found: _Measured, *, verdict: bool = False) -> None:
         """Prints a version's JSON, or its headline and, if asked for, a verdict on a model at the majority class."""
@@ -303,8 +370,13 @@ class _Evaluation:
         from tacit.v1 import operator_pb2
 
         material = await fetch_version(stub, files, version, quiet=self._as_json)
-        found = await asyncio.to_thread(self._run, material)
+        found, cut = await self._figures(material)
+        if found is None:
+            raise asyncio.CancelledError
         measured = _Measured(material.number, material.digest, found, material.averaged_numbers)
+        if cut:
+            self._show_whole(measured)
+            raise asyncio.CancelledError
         if material.averaged:
             # The coordinator stores figures of versions only.
             return measured
@@ -332,23 +404,54 @@ class _Evaluation:
             **_report(found.figures).figures_json(found.figures),
         }
 
-    def _run(self, material: Material) -> "Figures | WritingFigures":
+    async def _figures(self, material: Material) -> "tuple[Figures | WritingFigures | None, bool]":
+        """Measures a version in a thread.
+
+        Returns:
+            The figures, and whether the caller was cancelled meanwhile. Then they are of what was measured in time, or
+            None.
+        """
+        cancelled = threading.Event()
+        told: concurrent.futures.Future[Figures | WritingFigures] = concurrent.futures.Future()
+
+        def work() -> None:
+            try:
+                told.set_result(self._run(material, cancelled.is_set))
+            except BaseException as error:  # noqa: BLE001 - the command's own thread raises it.
+                told.set_exception(error)
+
+        # A daemon: a step that cannot be cut off, such as an export, keeps nobody from leaving.
+        threading.Thread(target=work, name="evaluation", daemon=True).start()
+        found = asyncio.wrap_future(told)
+        try:
+            return await asyncio.shield(found), False
+        except asyncio.CancelledError:
+            cancelled.set()
+            typer.echo(f"stopping; what has been measured follows within {CUT_SECONDS:.0f} seconds", err=True)
+            await asyncio.wait({found}, timeout=CUT_SECONDS)
+            if not found.done() or found.exception() is not None:
+                return None, True
+            return found.result(), True
+
+    def _run(self, material: Material, cancelled: Callable[[], bool]) -> "Figures | WritingFigures":
         from tacit.prompt import writes
 
-        with tempfile.TemporaryDirectory(dir=self._scratch) as made:
+        with tempfile.TemporaryDirectory(dir=self._scratch, ignore_cleanup_errors=True) as made:
             out = Path(made) / "model"
             export_version(self._tools, material, out, compared_examples(material.document, self._examples))
             try:
                 if writes(material.document.model):
                     dialogues = [each.dialogue for each in self._examples if each.dialogue is not None]
-                    written: WritingFigures = self._tools.evaluate_generator(out, dialogues, self._answering)
+                    written: WritingFigures = self._tools.evaluate_generator(
+                        out, dialogues, self._answering, cancelled=cancelled
+                    )
                     return written
                 if self._answering is not None:
                     fail(
                         f"job {self._job} labels texts and writes none; leave out --generate",
                         ExitCode.USAGE,
                     )
-                found: Figures = self._tools.evaluate_bundle(out, self._examples)
+                found: Figures = self._tools.evaluate_bundle(out, self._examples, cancelled=cancelled)
                 return found
             except ValueError as error:
                 fail(str(error), ExitCode.USAGE)

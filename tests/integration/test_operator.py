@@ -38,7 +38,7 @@ from coordinator.services.live import OperatorRefused
 from coordinator.services.operator import OperatorServicer, check_job, watch_pause
 from coordinator.services.operators import LEAST_ROLE, allows
 from coordinator.storage import Database, open_blobs, open_database, records
-from export.figures import Figures, figures_of
+from export.figures import EvaluationCut, Figures, figures_of
 from export.generating import ModelFailed
 from export.onnx import ParityFailed
 from learning.text.data import DataInvalid
@@ -1284,6 +1284,9 @@ class Tools:
         # By a version's first byte, how its export or its model fails.
         self.unlike: dict[int, Exception] = {}
         self.failing: dict[int, Exception] = {}
+        # Versions that are measured until they are cut off.
+        self.endless: set[int] = set()
+        self.measuring, self.looks = threading.Event(), threading.Event()
 
     def read_examples(self, path: Path, *, text: str, label: str | None, text_b: str | None) -> list[Any]:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -1319,8 +1322,13 @@ class Tools:
         out.mkdir()
         return Made()
 
-    def evaluate_bundle(self, folder: Path, examples: Any) -> Figures:
+    def evaluate_bundle(self, folder: Path, examples: Any, *, cancelled: Callable[[], bool]) -> Figures:
         assert folder.is_dir()
+        if self.exported[-1][0][0] in self.endless:
+            self.measuring.set()
+            while not cancelled():
+                self.looks.wait(0.01)
+            raise EvaluationCut("the evaluation was cut off")
         if (error := self.failing.get(self.exported[-1][0][0])) is not None:
             raise error
         right = np.arange(len(examples)) < self.exported[-1][0][0]
@@ -1463,6 +1471,57 @@ def test_all_versions_of_the_store_are_measured_and_the_best_is_marked(house, to
         ]
         stored = await house.database.run(lambda s: records.versions(s, "desk"))
         assert [len(version.evaluations) for version in stored] == [2, 2, 0, 2, 2]
+
+    house(scenario)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_versions_measured_before_sigterm_are_shown_and_the_others_named(house, tools, data, capsys, as_json):
+    """A time limit (`timeout`, systemd) ends a command with SIGTERM; Ctrl-C cancels it the same way."""
+    tools.endless = {9}
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number, right in ((1, 1), (2, 3), (3, 9), (4, 2)):
+            await house.database.run(publish(house, number, right))
+        folder = house.operator_folder()
+        examples = tools.read_examples(data, text="text", label="label", text_b=None)
+        scratch = house.tmp / "scratch"
+        scratch.mkdir()
+        work = MEASURING._Evaluation(tools, "desk", data, examples, scratch, as_json)
+        task = asyncio.create_task(MEASURING._ended_by_sigterm(work.all(folder)))
+        await asyncio.to_thread(tools.measuring.wait)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(CommandFailed, match="interrupted") as failed:
+            await task
+        assert failed.value.code is ExitCode.INTERRUPTED
+        shown = capsys.readouterr()
+        assert "cut off after 3 of 5 versions; not measured to the end: 3 to 4; " in shown.err
+        if as_json:
+            rows = [json.loads(line) for line in shown.out.splitlines()]
+            assert [(row["version_number"], row["best"]) for row in rows] == [(0, False), (1, False), (2, True)]
+        else:
+            assert "best: version 2, accuracy 75.00 %" in shown.out
+        stored = await house.database.run(lambda s: records.versions(s, "desk"))
+        assert [len(version.evaluations) for version in stored] == [1, 1, 1, 0, 0]
+
+    house(scenario)
+
+
+def test_versions_measured_before_the_coordinator_went_away_are_shown(house, tools, data, capsys):
+    tools.failing = {3: CommandFailed("the coordinator does not answer", ExitCode.UNREACHABLE)}
+
+    async def scenario(house: House) -> None:
+        await created(house)
+        for number in range(1, 4):
+            await house.database.run(publish(house, number))
+        folder = house.operator_folder()
+        with pytest.raises(CommandFailed, match="does not answer") as failed:
+            await in_a_thread(lambda: evaluate("desk", data, versions="all", operator=folder))
+        assert failed.value.code is ExitCode.UNREACHABLE
+        shown = capsys.readouterr()
+        assert "best: version 2, accuracy 50.00 %" in shown.out
+        assert "cut off after 3 of 4 versions; not measured to the end: 3; " in shown.err
 
     house(scenario)
 

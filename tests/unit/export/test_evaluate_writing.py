@@ -1,7 +1,9 @@
 """`evaluate_generator` beside transformers' own model on the same values, and how its figures are shown."""
 
+import itertools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from export import answer_report
 from export.answer_figures import answer_figures, token_figures
 from export.evaluate_writing import Answering, WritingFigures, evaluate_generator, references_of
+from export.figures import EvaluationCut
 from export.generating import Generator, Sampling
 from learning.text.data import DataInvalid
 from learning.text.dialogue import DialogueEncoder
@@ -87,6 +90,48 @@ def test_a_prompt_without_room_is_refused(tmp_path: Path) -> None:
     assert evaluate_generator(tmp_path / "bundle", [long], threads=1).tokens.rows == 1
     with pytest.raises(DataInvalid, match="shorten the prompt"):
         evaluate_generator(tmp_path / "bundle", [long], Answering(), threads=1)
+
+
+def test_an_evaluation_that_is_cut_off_has_the_figures_of_the_rows_before(
+    made: tuple[Path, DialogueEncoder, Any],
+) -> None:
+    found = evaluate_generator(made[0], ROWS, Answering(), threads=1, cancelled=_after(3))
+    assert found.tokens == evaluate_generator(made[0], ROWS[:3], threads=1).tokens
+    assert (found.rows_left, found.answers_left, found.greedy, found.sampled, found.cut) == (1, 6, None, None, True)
+    shown = answer_report.figures_json(found)
+    assert (shown["examples"], shown["rows_left"], shown["answers_left"]) == (3, 1, 6)
+    assert "1 responses were not reached" in "\n".join(answer_report.all_lines(found, 80))
+    with pytest.raises(EvaluationCut):
+        evaluate_generator(made[0], ROWS, threads=1, cancelled=_after(0))
+
+
+def test_answers_written_before_an_evaluation_is_cut_off_are_compared(
+    made: tuple[Path, DialogueEncoder, Any], measured: WritingFigures
+) -> None:
+    asked = references_of(ROWS)
+    generator = Generator.load(made[0], threads=1)
+    first = generator.write_all(list(asked)[:1], Sampling(), batch=1)
+    expected = answer_figures([each.text.strip() for each in first], list(asked.values())[:1])
+    # Cut within the second answer: at its second token.
+    looks = len(ROWS) + _looks_of(generator, next(iter(asked))) + 3
+    found = evaluate_generator(made[0], ROWS, Answering(batch=1), threads=1, cancelled=_after(looks))
+    assert found.tokens == measured.tokens
+    assert (found.greedy, found.sampled, found.rows_left, found.answers_left) == (expected, None, 0, 5)
+    assert not measured.cut
+    assert "answers_left" not in answer_report.figures_json(measured)
+
+
+def _after(looks: int) -> Callable[[], bool]:
+    """False for so many looks, and then True."""
+    count = itertools.count()
+    return lambda: next(count) >= looks
+
+
+def _looks_of(generator: Generator, prompt: Dialogue) -> int:
+    """How often writing one answer, and the look after it, asks whether it is cancelled."""
+    looks = itertools.count()
+    list(generator.write_all([prompt], Sampling(), batch=1, cancelled=lambda: next(looks) < 0))
+    return next(looks)
 
 
 @pytest.fixture(scope="module")
