@@ -6,14 +6,14 @@ a file that all processes of a machine share, and that is there when the simulat
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from socket import gethostname
 
 import numpy as np
 
-from learning.prompts.features import Features, FeatureStore
+from learning.prompts.features import Compute, Features, FeatureStore
 
 __all__ = ["SharedFeatures", "StoredFeatures"]
 
@@ -30,14 +30,14 @@ class SharedFeatures(FeatureStore):
         super().__init__()
         self._kinds: dict[bytes, dict[bytes, Features]] = {}
 
-    def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
+    def read(self, kind: bytes, keys: Sequence[bytes], compute: Compute) -> Features:
         """Return the features of the rows with these keys, as `FeatureStore.read`."""
         rows = self._kinds.setdefault(kind, {})
         missing = {key: place for place, key in enumerate(keys) if key not in rows}
         if missing:
-            made = compute(list(missing.values()))
-            # A copy of each row, since a view would hold its whole batch.
-            rows.update((key, row.copy()) for key, row in zip(missing, made, strict=True))
+            for at, made in compute(list(missing.values())):
+                # A copy of each row, since a view would hold its whole batch.
+                rows.update((keys[place], row.copy()) for place, row in zip(at, made, strict=True))
         return np.stack([rows[key] for key in keys])
 
 
@@ -62,7 +62,7 @@ class StoredFeatures(FeatureStore):
         file.execute("CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, row BLOB) WITHOUT ROWID")
         return file
 
-    def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
+    def read(self, kind: bytes, keys: Sequence[bytes], compute: Compute) -> Features:
         """Return the features of the rows with these keys, as `FeatureStore.read`."""
         found: dict[bytes, Features] = {}
         wanted = list(dict.fromkeys(keys))
@@ -73,10 +73,11 @@ class StoredFeatures(FeatureStore):
             found |= {key[len(kind) :]: np.frombuffer(row, "<f4") for key, row in rows}
         missing = {key: place for place, key in enumerate(keys) if key not in found}
         if missing:
-            made = dict(zip(missing, compute(list(missing.values())), strict=True))
-            held = [(kind + key, np.ascontiguousarray(row, "<f4").tobytes()) for key, row in made.items()]
-            self._file.execute("BEGIN IMMEDIATE")
-            self._file.executemany("INSERT OR IGNORE INTO features VALUES (?, ?)", held)
-            self._file.execute("COMMIT")
-            found |= made
+            for at, made in compute(list(missing.values())):
+                new = {keys[place]: row for place, row in zip(at, made, strict=True)}
+                held = [(kind + key, np.ascontiguousarray(row, "<f4").tobytes()) for key, row in new.items()]
+                self._file.execute("BEGIN IMMEDIATE")
+                self._file.executemany("INSERT OR IGNORE INTO features VALUES (?, ?)", held)
+                self._file.execute("COMMIT")
+                found |= new
         return np.stack([found[key] for key in keys])

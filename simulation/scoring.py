@@ -1,6 +1,6 @@
 """Scores a version on rows that no member has: what `coordinator evaluate` would say, without a coordinator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,11 @@ class VersionFigures:
 
 
 def answers_of(
-    bundle: "JobBundle", values: NDArray[np.float32], examples: Sequence[Example], store: "FeatureStore"
+    bundle: "JobBundle",
+    values: NDArray[np.float32],
+    examples: Sequence[Example],
+    store: "FeatureStore",
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return a version's logits (N, labels) and the labels (N,) of the examples that the job can read.
 
@@ -47,6 +51,10 @@ def answers_of(
         values: of the version, (d,).
         examples: the rows.
         store: keeps what a frozen backbone computes of them.
+        cancelled: asked while it computes.
+
+    Raises:
+        TrainingCancelled: `cancelled` returned True.
     """
     import torch
 
@@ -63,7 +71,7 @@ def answers_of(
     module, _ = assembled(job, corpus, bundle.manifest, values, {}, backbone_of(bundle), bundle.frozen)
     read = corpus.read()
     if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
-        features = torch.from_numpy(features_of(module, read.ids, kind_of(job), store))
+        features = torch.from_numpy(features_of(module, read.ids, kind_of(job), store, cancelled=cancelled))
         with torch.no_grad():
             logits: NDArray[np.float32] = module.output(features).numpy()
     else:

@@ -203,7 +203,7 @@ def run_trial(
         divided: has the rows to measure on.
         seed: of training and noise.
         server: the coordinator's arithmetic.
-        cancelled: asked before every step.
+        cancelled: asked before every step, and while a frozen backbone computes features.
         round_done: called with the number of each finished round.
         features: keeps what a frozen backbone computes of the rows, for the next trials.
 
@@ -230,15 +230,19 @@ def run_trial(
     for done in federate(bundle, crew, spec.rounds.count, source, server=server, cancelled=cancelled, features=store):
         values = done.values
         round_done(done.number)
-    validation, test = (_correct(bundle, values, part, store) for part in (divided.validation, divided.test))
+    validation, test = (_correct(bundle, values, part, store, cancelled) for part in (divided.validation, divided.test))
     return Outcome(validation, test, time.monotonic() - began)
 
 
 def _correct(
-    bundle: "JobBundle", values: "NDArray[np.float32]", examples: Sequence[Example], store: "FeatureStore"
+    bundle: "JobBundle",
+    values: "NDArray[np.float32]",
+    examples: Sequence[Example],
+    store: "FeatureStore",
+    cancelled: Callable[[], bool],
 ) -> int:
     """Return how many rows a version labels rightly."""
     from simulation.scoring import answers_of
 
-    logits, labels = answers_of(bundle, values, examples, store)
+    logits, labels = answers_of(bundle, values, examples, store, cancelled)
     return int((logits.argmax(axis=1) == labels).sum())

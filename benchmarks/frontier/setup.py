@@ -7,7 +7,7 @@ are those of the product (`learning.prompts.features`), under the product's own 
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.library.minilm import minilm
 from benchmarks.library.record import SHARED, NoData
 from benchmarks.library.simulation import backbone_of
-from learning.prompts.features import FeatureStore, features_of, kind_of
+from learning.prompts.features import Compute, FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
@@ -273,14 +273,15 @@ class KeptFeatures(FeatureStore):
         self._whole[corpus] = kind, features
         return features
 
-    def read(self, kind: bytes, keys: Sequence[bytes], compute: Callable[[list[int]], Features]) -> Features:
+    def read(self, kind: bytes, keys: Sequence[bytes], compute: Compute) -> Features:
         """Return the features of the rows with these keys, as `FeatureStore.read`."""
         if kind not in self._kinds:
             self._kinds[kind] = self._load(kind)
         rows = self._kinds[kind]
         missing = {key: place for place, key in enumerate(keys) if key not in rows}
         if missing:
-            rows.update(zip(missing, compute(list(missing.values())), strict=True))
+            for at, made in compute(list(missing.values())):
+                rows.update((keys[place], row) for place, row in zip(at, made, strict=True))
             self.save(kind)
         return np.stack([rows[key] for key in keys])
 

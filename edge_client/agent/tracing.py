@@ -76,6 +76,10 @@ class TracedWatcher:
         """Passes on a step."""
         self._watcher.training(job, round, step, steps, loss)
 
+    def reading(self, job: str, round: int, done: int, rows: int) -> None:
+        """Passes on how many rows are read."""
+        self._watcher.reading(job, round, done, rows)
+
     def training_failing(self, job: str, round: int, why: str) -> None:
         """Passes on that the training went wrong."""
         self._watcher.training_failing(job, round, why)

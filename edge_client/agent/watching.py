@@ -54,6 +54,13 @@ class LogWatcher:
             self._last_training = now
             log.info("training", job=job, round=round, step=step, steps=steps, loss=f"{loss:.4f}")
 
+    def reading(self, job: str, round: int, done: int, rows: int) -> None:
+        """Logs how many rows a frozen backbone has read, at most every few seconds and always the last."""
+        now = time.monotonic()
+        if done == rows or now - self._last_training >= _LOG_SECONDS:
+            self._last_training = now
+            log.info("reading", job=job, round=round, done=done, rows=rows)
+
     def training_failing(self, job: str, round: int, why: str) -> None:
         """Logs that the training went wrong, although its update is sent."""
         log.warning("training_failing", job=job, round=round, why=why)
@@ -134,6 +141,10 @@ class TerminalWatcher:
         """Moves the progress line of training."""
         self._bar(job, round, "training", step, steps, f"loss {loss:.3f}")
 
+    def reading(self, job: str, round: int, done: int, rows: int) -> None:
+        """Moves the progress line of reading: rows whose features are computed."""
+        self._bar(job, round, "reading", done, rows, f"{done:,} of {rows:,} rows")
+
     def training_failing(self, job: str, round: int, why: str) -> None:
         """Prints that the training went wrong, although its update is sent."""
         self._line(f"{job}: round {round}: {why}.")
@@ -183,6 +194,7 @@ class MeteredWatcher:
         self._sent: dict[AttemptId, int] = {}
         # No metric counts these, so they go straight to the other watcher.
         self.training = watcher.training
+        self.reading = watcher.reading
         self.training_failing = watcher.training_failing
         self.encoded = watcher.encoded
         self.job_over = watcher.job_over

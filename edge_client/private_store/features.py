@@ -2,17 +2,19 @@
 
     HOME/features/          0700
       NAME                  0600; the rows of the kind used last, for the data of that name (SHA-256 of it)
+      NAME.000001, ...      0600; pieces: rows computed since, until all are computed and NAME holds them
 
-Guarantees: a file is there as a whole or not at all. With a key it is sealed like private state
-(`edge_client.private_store.sealing`); a file that cannot be opened is made anew, never written in clear beside a key. A
-file holds only rows of the data that was used last, and at most what the store in memory holds. Nothing here fails a
-training: what cannot be read is computed again, and what cannot be written is not kept.
+Guarantees: a file is there as a whole or not at all, so a piece counts whole or not at all. With a key each is sealed
+like private state (`edge_client.private_store.sealing`); a file that cannot be opened is made anew, never written in
+clear beside a key. Pieces are of one kind: the first of another kind takes the place of all. The files of a kind hold
+at most what the store in memory holds, and once all rows are computed, only rows of the data that was used last.
+Nothing here fails a training: what cannot be read is computed again, and what cannot be written is not kept.
 
 Features never leave the member. They tell about as much as the text.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -64,37 +66,70 @@ class FeatureFile:
     ) -> None:
         self._path = home / "features" / hashlib.sha256(data_name.encode()).hexdigest()[:32]
         self._key, self._warn = key, warn
+        # The kind of the pieces that this process has looked at.
+        self._adding: bytes | None = None
 
     def remove(self) -> None:
-        """Removes the file, if there is one."""
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            self._warn(f"{self._path} cannot be removed: {error.strerror}; remove it yourself")
+        """Removes the file and the pieces, also those that a killed process has not finished."""
+        name = self._path.name
+        self._remove([*self._path.parent.glob(f"{name}*"), *self._path.parent.glob(f".{name}*")])
 
     def load(self, kind: bytes) -> Rows:
-        """The rows kept under this kind; empty if there is no such file, or it cannot be used."""
-        try:
-            check_private(self._path.parent)
-            check_private(self._path)
-            data = memoryview(self._path.read_bytes())
-            return _rows_of(data, kind, self._key)
-        except FileNotFoundError:
-            return {}
-        except (OSError, NotPrivate, DocumentInvalid, StateSealed, ValueError) as error:
-            self._warn(f"{self._path} cannot be used ({error}); features are computed again")
-            return {}
+        """The rows kept under this kind; empty if there are none that can be used."""
+        found: Rows = {}
+        for path in (self._path, *self._pieces()):
+            found |= self._read(path, kind)
+        return found
+
+    def add(self, kind: bytes, rows: Rows) -> None:
+        """Keeps these rows beside those of the same kind, in a piece of their own."""
+        pieces = self._pieces()
+        if self._adding != kind:
+            # Those of an earlier process may be of another kind, or damaged: they would never be read again.
+            useless = [path for path in pieces if not self._read(path, kind)]
+            self._remove(useless)
+            pieces, self._adding = [path for path in pieces if path not in useless], kind
+        last = int(pieces[-1].suffix[1:]) if pieces else 0
+        self._write(self._path.with_name(f"{self._path.name}.{last + 1:06}"), kind, rows)
 
     def save(self, kind: bytes, rows: Rows) -> None:
         """Keeps these rows in place of those before."""
         if not rows:
-            return
+            self.remove()
+        elif self._write(self._path, kind, rows):
+            self._remove([*self._pieces(), *self._path.parent.glob(f".{self._path.name}.*")])
+
+    def _pieces(self) -> list[Path]:
+        """The pieces, in the order in which they were written."""
+        return sorted(self._path.parent.glob(f"{self._path.name}.{'[0-9]' * 6}"))
+
+    def _read(self, path: Path, kind: bytes) -> Rows:
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            check_private(self._path.parent)
-            durable_file(self._path, _file_of(kind, rows, self._key))
+            check_private(path.parent)
+            check_private(path)
+            return _rows_of(memoryview(path.read_bytes()), kind, self._key)
+        except FileNotFoundError:
+            return {}
+        except (OSError, NotPrivate, DocumentInvalid, StateSealed, ValueError) as error:
+            self._warn(f"{path} cannot be used ({error}); features are computed again")
+            return {}
+
+    def _write(self, path: Path, kind: bytes, rows: Rows) -> bool:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_private(path.parent)
+            durable_file(path, _file_of(kind, rows, self._key))
         except (OSError, NotPrivate) as error:
-            self._warn(f"{self._path} cannot be written ({error}); features are kept in memory alone")
+            self._warn(f"{path} cannot be written ({error}); features are kept in memory alone")
+            return False
+        return True
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._warn(f"{path} cannot be removed: {error.strerror}; remove it yourself")
 
 
 def _file_of(kind: bytes, rows: Rows, key: StoreKey | None) -> bytes:

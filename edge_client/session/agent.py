@@ -170,7 +170,7 @@ def _readable(folder: WithdrawalFolder) -> tuple[KeptWithdrawal, ...]:
 
 
 class Observer(Protocol):
-    """Watches a member: a terminal, a log, a demonstration. Threads call `training`, `privacy` and `encoded`."""
+    """Watches a member: a terminal, a log. Threads call `training`, `reading`, `privacy` and `encoded`."""
 
     def connected(self, federation: str) -> None:
         """Called when a session is open."""
@@ -183,6 +183,9 @@ class Observer(Protocol):
 
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
         """Called after each step of local training."""
+
+    def reading(self, job: str, round: int, done: int, rows: int) -> None:
+        """Called while a frozen backbone computes features of rows: how many, of how many that were missing."""
 
     def training_failing(self, job: str, round: int, why: str) -> None:
         """Called if the training went wrong and its update is sent nevertheless."""

@@ -140,6 +140,9 @@ class TrainingWatcher(Protocol):
     def training(self, job: str, round: int, step: int, steps: int, loss: float) -> None:
         """Called after each step."""
 
+    def reading(self, job: str, round: int, done: int, rows: int) -> None:
+        """Called while a frozen backbone computes features of rows: how many, of how many that were missing."""
+
     def training_failing(self, job: str, round: int, why: str) -> None:
         """Called if the training went wrong and its update is sent nevertheless."""
 
@@ -785,6 +788,7 @@ class Preparer:
                         job.name, assignment.round, step, steps, loss
                     ),
                     cancelled=cancelled.is_set,
+                    reading=lambda done, rows: self._watcher.reading(job.name, assignment.round, done, rows),
                     warn=lambda why: self._watcher.training_failing(job.name, assignment.round, why),
                 )
             except VersionDiverged as error:

@@ -9,7 +9,7 @@ trust the operator with what the features are, and neither with what an example 
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +24,7 @@ from learning.backbones.subnormals import flushed
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
-from learning.prompts.features import kind_of, stored_features
+from learning.prompts.features import Reading, kind_of, stored_features, unheard
 from learning.text.cloze import ClozeEncoder
 from learning.text.corpus import EncodedExamples
 from learning.text.encoder import TextEncoder
@@ -44,6 +44,8 @@ __all__ = ["HeadModel", "head_training", "train_head_update", "update_of_head"]
 
 _NOTHING: Mapping[str, Features] = MappingProxyType({})
 _WEIGHT, _BIAS, _CENTRE = "output.weight", "output.bias", "centre"
+# Rows that are computed, one after another, before the next look at whether to stop.
+_ROWS = 4
 # Below any square that float32 means of a text leave.
 _SMALLEST_SQUARE = np.float32(1e-12)
 
@@ -151,6 +153,7 @@ def train_head_update(
     device: str = "cpu",
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
+    reading: Reading = unheard,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Update:
     """Trains a head from a version on the corpus and returns the update, as `train_update` does with torch.
@@ -159,7 +162,7 @@ def train_head_update(
         backbone: The job's ONNX backbone.
         private, device: Unused: a head keeps nothing private, and trains on the CPU.
         job, round, manifest, corpus, base, protection, frozen, validation, correlated, random, seed, progress,
-            cancelled, warn: As in `train_update`.
+            cancelled, reading, warn: As in `train_update`.
 
     Raises:
         The same, DocumentInvalid if the version or the ONNX file does not fit the job, and BackboneInvalid if the file
@@ -190,7 +193,14 @@ def train_head_update(
             ids = corpus.read().ids
             kind = kind_of(job, onnx=backbone.digest)
             features = stored_features(
-                ids, encoder.pad_id, backbone.width, kind, corpus.features, lambda places: model.features(ids[places])
+                ids,
+                encoder.pad_id,
+                backbone.width,
+                kind,
+                corpus.features,
+                lambda places: _parts_of(model, ids, places),
+                cancelled=cancelled,
+                reading=reading,
             )
     with losing(job, public=True):
         task = head_training(
@@ -198,6 +208,12 @@ def train_head_update(
         )
         found = update_of_head(task, corpus.population, manifest, start, protection, random, losses, warn)
     return replace(found, measured=measured)
+
+
+def _parts_of(model: HeadModel, ids: Ids, places: Sequence[int]) -> Generator[tuple[list[int], Features], None, None]:
+    for first in range(0, len(places), _ROWS):
+        part = list(places[first : first + _ROWS])
+        yield part, model.features(ids[part])
 
 
 def update_of_head(

@@ -5,14 +5,14 @@ depends on no member: a module whose values are all loaded again, the features o
 found not to have diverged.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learning.models.assembly import KeptModule
-from learning.prompts.features import Features, features_of, kind_of, stored_features
+from learning.prompts.features import Features, Reading, features_of, kind_of, stored_features
 from learning.training.head import LinearHead
 from learning.training.outcome import check_spread
 from learning.training.probes import probe_rows
@@ -77,9 +77,19 @@ class Kept(KeptModule):
         self.found_sound(version)
 
     def features(
-        self, job: JobDocument, corpus: "EncodedExamples", width: int, network: "Callable[[], PromptedModule]"
+        self,
+        job: JobDocument,
+        corpus: "EncodedExamples",
+        width: int,
+        network: "Callable[[], PromptedModule]",
+        cancelled: Callable[[], bool],
+        reading: Reading,
     ) -> Features:
-        """The features (U, width) of a member's usable rows. The network is asked for only if a row is new."""
+        """The features (U, width) of a member's usable rows. The network is asked for only if a row is new.
+
+        Raises:
+            TrainingCancelled: `cancelled` returned True.
+        """
         if self._kind is None:
             self._kind = kind_of(job)
         ids = corpus.read().ids
@@ -88,7 +98,7 @@ class Kept(KeptModule):
         except _Absent:
             module = network()
             with module.computing_in(job.training.precision):
-                return features_of(module, ids, self._kind, corpus.features)
+                return features_of(module, ids, self._kind, corpus.features, cancelled=cancelled, reading=reading)
 
 
 def head_alone(job: JobDocument) -> bool:
@@ -103,5 +113,6 @@ def head_alone(job: JobDocument) -> bool:
     )
 
 
-def _absent(_: list[int]) -> Features:
+def _absent(_: list[int]) -> Generator[tuple[list[int], Features], None, None]:
     raise _Absent
+    yield

@@ -23,7 +23,7 @@ from learning.mechanisms.protection import Protection
 from learning.models import TextClassifier
 from learning.models.assembly import NOTHING, assembled_module
 from learning.models.classifier import TextModel
-from learning.prompts.features import features_of, kind_of
+from learning.prompts.features import Reading, features_of, kind_of, unheard
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.training.divergence import check_not_diverged
@@ -64,6 +64,7 @@ def train_update(
     device: str,
     progress: Callable[[int, int, float], None],
     cancelled: Callable[[], bool],
+    reading: Reading = unheard,
     warn: Callable[[str], None] = lambda _: None,
     kept: Kept | None = None,
 ) -> Update:
@@ -89,7 +90,9 @@ def train_update(
         seed: Orders batches; it may be public.
         device: Where to train.
         progress: Called with (step, steps, loss), which stay on this machine.
-        cancelled: Asked before every step.
+        cancelled: Asked before every step, and while a frozen backbone computes features.
+        reading: Called with how many rows' features are computed, of how many that were missing. It stays on this
+            machine.
         warn: Called with what went wrong in a training whose update is returned nevertheless. It stays on this machine.
         kept: What a process keeps that trains many members of this job, such as a simulation: one of them then finds
             out for all whether the version has diverged.
@@ -123,7 +126,7 @@ def train_update(
         if isinstance(job.mechanism, NoMechanism | DpSgd):
             kept.check_not_diverged(head, base, recipe, network)
         with losing(job, public=True):
-            features = kept.features(job, corpus, head.weight.shape[1], network)
+            features = kept.features(job, corpus, head.weight.shape[1], network, cancelled, reading)
             alone = head_training(
                 job, recipe, head, features, corpus, seed, correlated, watch, cancelled, losses.failed
             )
@@ -149,7 +152,9 @@ def train_update(
         task: LocalTraining | HeadTraining
         if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
             with module.computing_in(job.training.precision):
-                features = features_of(module, read.ids, kind_of(job), corpus.features, device)
+                features = features_of(
+                    module, read.ids, kind_of(job), corpus.features, device, cancelled=cancelled, reading=reading
+                )
             task = head_training(
                 job, recipe, _head_of(module), features, corpus, seed, correlated, watch, cancelled, losses.failed
             )

@@ -70,6 +70,9 @@ class Watcher:
     def training(self, *_):
         pass
 
+    def reading(self, *_):
+        pass
+
     def training_failing(self, *_):
         pass
 

@@ -17,7 +17,8 @@ class Computing:
 
     def __call__(self, places):
         self.rows += len(places)
-        return np.array([[place, 0.1 * place, -1] for place in places], np.float32)
+        for at in range(0, len(places), 2):
+            yield places[at : at + 2], np.array([[p, 0.1 * p, -1] for p in places[at : at + 2]], np.float32)
 
 
 @pytest.mark.parametrize("store", [SharedFeatures, StoredFeatures], ids=["memory", "file"])
@@ -30,6 +31,21 @@ def test_a_row_is_computed_once(store, tmp_path):
     # What else computes them has rows of its own.
     features.read(KINDS[1], KEYS[:2], computing)
     assert computing.rows == 3 + 1 + 2
+
+
+@pytest.mark.parametrize("store", [SharedFeatures, StoredFeatures], ids=["memory", "file"])
+def test_what_was_computed_before_an_end_stays(store, tmp_path):
+    features, computing = store() if store is SharedFeatures else store(tmp_path / "features"), Computing()
+
+    def ends(places):
+        yield next(computing(places))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        features.read(KINDS[0], KEYS, ends)
+    computing.rows = 0
+    assert features.read(KINDS[0], KEYS, computing).shape == (5, 3)
+    assert computing.rows == 3
 
 
 def test_another_process_finds_what_the_first_computed(tmp_path):

@@ -100,7 +100,7 @@ def test_a_store_reads_what_the_last_process_kept_and_drops_rows_that_are_gone(m
 
     def compute(places, order):
         asked.append([order[place] for place in places])
-        return np.stack([rows()[order[place]] for place in places])
+        yield places, np.stack([rows()[order[place]] for place in places])
 
     first = FeatureStore(keeper=made(KEY))
     assert (first.read(KIND, keys[:3], lambda places: compute(places, keys[:3])) == table[:3]).all()
@@ -109,3 +109,60 @@ def test_a_store_reads_what_the_last_process_kept_and_drops_rows_that_are_gone(m
     assert (second.read(KIND, later, lambda places: compute(places, later)) == table[1:4]).all()
     assert asked == [keys[:3], [keys[3]]]
     assert made(KEY).load(KIND).keys() == set(later)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["clear", "sealed"])
+def test_pieces_are_read_beside_the_file_until_it_holds_all(made, tmp_path, said, key):
+    every = rows(9)
+    first, second, third = (dict(list(every.items())[at : at + 3]) for at in (0, 3, 6))
+    made(key).save(KIND, first)
+    made(key).add(KIND, second)
+    again = made(key)
+    again.add(KIND, third)
+    names = sorted(each.name for each in (tmp_path / "features").iterdir())
+    assert [name[32:] for name in names] == ["", ".000001", ".000002"]
+    assert same(made(key).load(KIND), every)
+    # A piece that was cut counts for nothing, and the others count.
+    piece = tmp_path / "features" / names[1]
+    whole = piece.read_bytes()
+    piece.write_bytes(whole[:-1])
+    assert same(made(key).load(KIND), first | third)
+    assert ".000001 cannot be used (it was cut" in said.pop() or key is not None
+    piece.write_bytes(whole)
+    made(key).save(KIND, every)
+    assert [each.name for each in (tmp_path / "features").iterdir()] == names[:1]
+    assert same(made(key).load(KIND), every)
+
+
+def test_pieces_of_another_kind_make_room_and_a_member_that_keeps_nothing_removes_all(made, tmp_path):
+    made().save(KIND, rows())
+    made().add(OTHER, rows(2))
+    made().add(OTHER, rows(3))
+    later = made()
+    later.add(KIND, rows(4))
+    later.add(KIND, rows(6))
+    assert made().load(OTHER) == {}
+    assert same(made().load(KIND), rows() | rows(4) | rows(6))
+    made(None, "other").save(KIND, rows())
+    (tmp_path / "features" / f".{hashlib.sha256(b'data').hexdigest()[:32]}.000009.partial").write_bytes(b"half")
+    made().remove()
+    assert len(list((tmp_path / "features").iterdir())) == 1
+
+
+def test_pieces_hold_no_more_than_the_store_and_rows_that_are_gone_go_first(made, tmp_path):
+    keys, table = list(rows(8)), rows(8)
+
+    def ends(order):
+        def compute(places):
+            for place in places:
+                yield [place], table[order[place]][None]
+            raise KeyboardInterrupt
+
+        return compute
+
+    # Room for three rows of seven values.
+    for order, kept in ((keys[:5], keys[:3]), (keys[3:7], keys[3:6]), (keys[2:4], [keys[3], keys[2]])):
+        store = FeatureStore(3 * 28, made(), piece_seconds=0.0)
+        with pytest.raises(KeyboardInterrupt):
+            store.read(KIND, order, ends(order))
+        assert list(made().load(KIND)) == kept

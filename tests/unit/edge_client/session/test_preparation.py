@@ -64,6 +64,9 @@ class Watcher:
     def training(self, *_):
         raise AssertionError("nothing can be trained here")
 
+    def reading(self, *_):
+        pass
+
 
 class Place:
     """A member's machine and a coordinator that serves blobs by digest."""

@@ -20,7 +20,9 @@ from learning.prompts.features import FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.training.outcome import TrainingCancelled
 from learning.training.update import train_update
+from simulation.scoring import answers_of
 from tacit.documents import sentence_of
 from tacit.job import JobSpec
 from tests.support.tiny_models import saved
@@ -154,6 +156,56 @@ def test_only_new_rows_are_computed(job):
     # Another kind shares nothing.
     features_of(module, encoder.encode(texts[:1]), b"\1" * 32, store)
     assert sum(computed) == 5
+
+
+def test_reading_that_is_cancelled_goes_on_where_it_was_and_changes_no_bit(job):
+    module, encoder, _ = whole(job)
+    words = ["a", "great", "film", "it", "was", "good", "bad", "terrible", "movie", "and", "yes", "no"]
+    draws = np.random.default_rng(0)
+    texts = [" ".join(draws.choice(words, 2 + place % 15)) for place in range(200)]
+    ids, kind, told = encoder.encode(texts), kind_of(job.document), []
+    at_once = features_of(module, ids, kind, FeatureStore(), reading=lambda done, rows: told.append((done, rows)))
+    rows = told[-1][1]
+    assert len(told) > 3
+    store, seen = FeatureStore(), []
+    with pytest.raises(TrainingCancelled):
+        features_of(
+            module,
+            ids,
+            kind,
+            store,
+            cancelled=lambda: len(seen) == 2,
+            reading=lambda done, rows: seen.append((done, rows)),
+        )
+    assert seen == told[:2]
+    rest = []
+    found = features_of(module, ids, kind, store, reading=lambda done, rows: rest.append((done, rows)))
+    assert rest == [(done - seen[-1][0], rows - seen[-1][0]) for done, _ in told[2:]]
+    assert found.tobytes() == at_once.tobytes()
+
+
+def test_reading_is_cancelled_within_a_pass(job):
+    """A pass of a large backbone takes minutes."""
+    module, encoder, _ = whole(job)
+    looks = []
+
+    def cancelled():
+        looks.append(None)
+        return len(looks) > 4
+
+    with pytest.raises(TrainingCancelled):
+        features_of(module, encoder.encode(["good"]), kind_of(job.document), FeatureStore(), cancelled=cancelled)
+    assert len(looks) == 5
+    # Nothing of it is left in the module.
+    assert features_of(module, encoder.encode(["good"]), kind_of(job.document), FeatureStore()).shape == (1, 32)
+    assert len(looks) == 5
+
+
+def test_scoring_a_version_ends_with_its_time(job):
+    values = job.manifest.decode(job.weights)
+    with pytest.raises(TrainingCancelled):
+        answers_of(job, values, examples(), FeatureStore(), lambda: True)
+    assert len(answers_of(job, values, examples(), FeatureStore())[0]) == 40
 
 
 def test_a_store_is_bounded(job):
@@ -300,6 +352,9 @@ def test_a_row_that_failed_once_is_computed_again():
         def load(self, kind):
             return {}
 
+        def add(self, kind, rows):
+            raise AssertionError("these rows take no time")
+
         def save(self, kind, rows):
             self.saved.append(sorted(rows))
 
@@ -309,7 +364,7 @@ def test_a_row_that_failed_once_is_computed_again():
 
     def compute(places):
         asked.append(places)
-        return values[places]
+        yield places, values[places]
 
     keys = [b"first", b"second", b"third"]
     assert np.isnan(store.read(b"kind", keys, compute)[1]).all()
