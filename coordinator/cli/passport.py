@@ -391,9 +391,11 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
         measurement_lines,
         successor_text,
         summary,
+        tuning_of,
         withdrawal_text,
     )
     from coordinator.cli.shown import moment
+    from tacit.passport import JobFacts
 
     passport, seal = verdict.passport, verdict.seal
     if passport is None or seal is None:
@@ -409,6 +411,8 @@ def _show(file: Path, verdict: "Verified", export: Path | None, as_json: bool) -
     typer.echo(f"Job {printable(seal.job)}, document {_hash_of(passport)}:\n")
     headings = ["VERSION", "SHA-256", "COHORT", "IN SUM", "MECHANISM", "SPENT", "ACCURACY", "ESTIMATE"]
     typer.echo(table(headings, _rows(versions)))
+    if (tuned := tuning_of(JobFacts.from_json(passport.section("job"), what="the section job"))) is not None:
+        typer.echo(f"\n{tuned}")
     for each in passport.withdrawals:
         typer.echo(f"\n{withdrawal_text(each)}")
     for audit in passport.audits:

@@ -112,6 +112,7 @@ class JobHistory:
             status=self.status,  # type: ignore[arg-type]  # Validated by the model.
             created_ms=self.created.at_ms,
             mechanism=document.mechanism.name,
+            tuned_on=document.tuned_on,
             versions_left_out=max(0, len(numbers) - MAX_VERSIONS),
         )
         best = self._best()

@@ -34,6 +34,7 @@ __all__ = [
     "spend_of",
     "successor_text",
     "summary",
+    "tuning_of",
     "withdrawal_text",
 ]
 
@@ -72,6 +73,13 @@ def estimate_of(version: VersionFacts) -> str:
     if estimate.accuracy is None or estimate.accuracy_error is None:
         return "too few units"
     return with_error(estimate.accuracy, estimate.accuracy_error) + (" (best, selected)" if estimate.selected else "")
+
+
+def tuning_of(job: JobFacts) -> str | None:
+    """What private rows the job's numbers were chosen on, as a sentence; None if the job names none."""
+    if job.tuned_on is None:
+        return None
+    return "The job's numbers were tuned on the operator's own private rows. That tuning is in no epsilon."
 
 
 def withdrawal_text(withdrawal: WithdrawalFacts) -> str:
@@ -134,6 +142,7 @@ def summary(passport: Passport) -> dict[str, Any]:
         "job": seal.job,
         "job_document": hashlib.sha256(passport.section("document")).hexdigest(),
         "made_ms": seal.made_ms,
+        "tuned_on": JobFacts.from_json(passport.section("job"), what="the section job").tuned_on,
         "versions": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.versions],
         "withdrawals": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.withdrawals],
         "audits": [each.model_dump(mode="json", exclude={"schema_version"}) for each in passport.audits],
@@ -164,6 +173,7 @@ def page_of(passport: Passport, seal: Seal) -> str:
         ("created", f"{moment(job.created_ms)} UTC"),
         ("status", escape(job.status)),
         ("mechanism", escape(job.mechanism)),
+        *([] if (tuned := tuning_of(job)) is None else [("tuned on", escape(tuned))]),
         ("journal", f"entry {record.journal_entry}, <code>{record.journal_head.hex()}</code>"),
         ("roster log", f"{record.roster_entries} entries, <code>{record.roster_root.hex()}</code>"),
     ]

@@ -37,7 +37,10 @@ def try_job(
     ] = None,
     rows: Annotated[
         Literal["public", "own-private"] | None,
-        typer.Option(help="Whose rows these are. The tuned numbers depend on them.", show_default=False),
+        typer.Option(
+            help="Whose rows these are. The tuned numbers depend on them. Default: public, which is said.",
+            show_default=False,
+        ),
     ] = None,
     members: Annotated[
         int | None, typer.Option(min=2, help="How many members share the rows.", show_default=False)
@@ -199,23 +202,26 @@ def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: boo
 
 
 def _declared(data: Path, rows: str | None, force: bool) -> bool:
-    """Returns whether the rows are private. Refuses rows that nobody declared, and private rows without --force."""
+    """Returns whether the rows are private. Rows that nobody declared count as public, and a sentence says so.
+
+    Refuses a member's own rows unless they are declared private, and private rows without --force.
+    """
     from simulation.home import in_a_members_home
 
-    if rows is None:
-        fail(
-            "say whose rows these are: --rows public, or --rows own-private; tuning on rows makes the job depend on "
-            "them, and no ledger counts that",
-            ExitCode.USAGE,
-        )
     home = in_a_members_home(data)
-    if rows == "public" and home is not None:
+    if rows != "own-private" and home is not None:
         fail(f"{data} lies in a member's home ({home}), so its rows are not public; use public rows", ExitCode.REFUSED)
     if rows == "own-private" and not force:
         fail(
             "private rows are refused: the tuned numbers would depend on them, and no epsilon counts that. Use public "
             "rows or --suggest; with --force, the job and every model of it say so",
             ExitCode.REFUSED,
+        )
+    if rows is None:
+        typer.echo(
+            f"The rows of {data} count as public, because --rows does not say whose they are. If they are private, "
+            "stop: the tuned numbers would depend on them, and no epsilon counts that (--rows own-private).",
+            err=True,
         )
     return rows == "own-private"
 

@@ -173,6 +173,8 @@ class JobFacts(Document):
     status: Literal["running", "paused", "finished", "aborted"]
     created_ms: Moment
     mechanism: Short
+    # As the job document says: private rows on which the job's numbers were chosen, which is in no epsilon.
+    tuned_on: Literal["own-private"] | None = None
     # The oldest versions beyond `MAX_VERSIONS`.
     versions_left_out: int = Field(default=0, ge=0)
 

@@ -1,6 +1,7 @@
 """A passport holds only as it was signed, by an operator of the federation that the verifier names."""
 
 import hashlib
+import html
 import json
 
 import pytest
@@ -258,3 +259,31 @@ def test_a_measurement_is_of_a_version_that_the_passport_has_and_shown_with_erro
     assert "<b>" not in page.split("<h2>Measurements</h2>")[1].split("<h2>Job document")[0]
     with pytest.raises(ValidationError, match="all its numbers and their errors"):
         EstimateFacts(members=4, accuracy=0.7)
+
+
+TUNED = "The job's numbers were tuned on the operator's own private rows. That tuning is in no epsilon."
+
+
+@pytest.mark.parametrize("tuned_on", ["own-private", None])
+def test_it_says_whether_private_rows_tuned_the_job(tmp_path, tuned_on):
+    from typer.testing import CliRunner
+
+    from coordinator.cli import app
+
+    file, page = tmp_path / "desk.passport.json", tmp_path / "desk.html"
+    file.write_bytes(made(job={"tuned_on": tuned_on}).to_bytes())
+
+    def said(*words):
+        done = CliRunner().invoke(app, ["passport", *map(str, words), "--federation", OURS.hex()])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert (TUNED in said("verify", file)) == (tuned_on is not None)
+    assert json.loads(said("verify", file, "--json"))["tuned_on"] == tuned_on
+    said("page", file, "--out", page)
+    assert (html.escape(TUNED) in page.read_text()) == (tuned_on is not None)
+
+
+def test_private_rows_are_those_that_a_job_may_name():
+    with pytest.raises(ValidationError, match="tuned_on"):
+        made(job={"tuned_on": "public"})

@@ -47,6 +47,18 @@ def test_estimates_and_the_best_version_come_from_the_journal(tmp_path):
     ]
 
 
+def test_private_rows_that_tuned_the_job_come_from_its_document(tmp_path):
+    database, store = open_database(f"sqlite:///{tmp_path}/tacit.db"), open_blobs(str(tmp_path / "store"))
+    document = fill(database, store)
+    history = JobHistory("desk")
+    for entry in database.run_now(journal):
+        history.take(entry)
+    database.close()
+    for tuned_on in (None, "own-private"):
+        job, _ = history.facts(document.model_copy(update={"tuned_on": tuned_on}), document.digest())
+        assert job.tuned_on == tuned_on
+
+
 @pytest.mark.parametrize(("reported", "told"), [(3.2001, 4.0), (0.8312, 0.9), (2.0, 2.0)])
 def test_a_reported_epsilon_is_told_with_one_digit_rounded_up(tmp_path, reported, told):
     """All digits of it would reveal how many rows the member with the largest has."""

@@ -1,9 +1,11 @@
 """`coordinator job try` refuses what it cannot try, in sentences, and marks a job that private rows tuned."""
 
+import csv
 import json
 import os
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +15,7 @@ from learning.training.outcome import TrainingLost
 from simulation.engines import WorkersDied
 from simulation.kept_features import SharedFeatures
 from tacit.job import JobSpec
-from tests.support.tried_jobs import DIVERGES, TOML, written_job
+from tests.support.tried_jobs import DIVERGES, TOML, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
 QUICK = ("--no-search", "--cores", "1", "--seed", "0", "--minutes", "5")
@@ -41,7 +43,6 @@ DATA = ("--data", "rows.jsonl")
     ("words", "code", "says"),
     [
         (("--members", 3, *PUBLIC), ExitCode.USAGE, "give --data FILE"),
-        ((*DATA, "--members", 3), ExitCode.USAGE, "say whose rows these are"),
         ((*DATA, *PUBLIC), ExitCode.USAGE, "give --members N"),
         ((*DATA, *PUBLIC, "--members", 3, "--column", "site"), ExitCode.USAGE, "--members and --column are both given"),
         ((*DATA, "--members", 3, "--rows", "own-private"), ExitCode.REFUSED, "private rows are refused"),
@@ -153,7 +154,8 @@ def test_rows_in_a_members_home_are_not_public(job):
         (job.parent / "home" / name).mkdir(parents=True)
     rows = job.parent / "home" / "rows.jsonl"
     rows.write_text((job.parent / "rows.jsonl").read_text())
-    assert "lies in a member's home" in tried(job, "--data", rows, *PUBLIC, "--members", 3, code=ExitCode.REFUSED)
+    for declared in (PUBLIC, ()):
+        assert "lies in a member's home" in tried(job, "--data", rows, *declared, "--members", 3, code=ExitCode.REFUSED)
 
 
 def test_a_job_with_rows_made_anew_has_nothing_that_is_kept(tmp_path):
@@ -230,6 +232,23 @@ def test_without_torch_it_says_what_to_install(job, monkeypatch):
     said = tried(job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, code=ExitCode.USAGE)
     assert "pip install '.[coordinator,export]'" in said
     assert "--suggest" in said
+
+
+def test_rows_that_nobody_declared_count_as_public_and_a_sentence_says_so(job, monkeypatch):
+    monkeypatch.chdir(job.parent)
+    with Path("public.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ("text", "label"), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(written_rows(120))
+    words = ("job.toml", "--data", "public.csv", "--members", 4, "--epsilon", 4, *QUICK)
+    said = tried(*words)
+    assert "The rows of public.csv count as public, because --rows does not say whose they are." in said
+    assert "72 training rows at 4 members" in said
+    assert "Wrote job.tuned.toml." in said
+    assert JobSpec.from_toml(Path("job.tuned.toml")).tuned_on is None
+    # Who declares them is told nothing.
+    Path("job.tuned.toml").unlink()
+    assert "count as public" not in tried(*words, *PUBLIC)
 
 
 def test_private_rows_leave_a_mark_that_a_bundle_keeps(job):
