@@ -345,6 +345,28 @@ def test_our_gate_keeps_the_delta_of_our_events(other, mixed):
     assert gate(1, 3) is mixed
 
 
+def test_a_sampled_gaussian_is_no_gaussian_at_a_smaller_distance():
+    """Gaussian differential privacy adds up mu^2, whatever is chosen when. But the losses of a sampled release have the
+    tail of the unsampled one: at some epsilon it passes N(mu, 1) against N(0, 1) for every mu below 1 / multiplier.
+    """
+    multiplier, rate = 1.0, 0.01
+    epsilons = np.arange(0.5, 16, 0.5)
+    # Above this value, the release of (1 - q) N(0, sigma^2) + q N(1, sigma^2) has a loss above epsilon.
+    least = multiplier**2 * np.log((np.expm1(epsilons) + rate) / rate) + 0.5
+    sampled = rate * norm.sf((least - 1) / multiplier) - (np.expm1(epsilons) + rate) * norm.sf(least / multiplier)
+
+    def gaussian(mu: float) -> NDArray[np.float64]:
+        near, far = (norm.sf(epsilons / mu - side * mu / 2) for side in (1, -1))
+        found: NDArray[np.float64] = near - np.exp(epsilons) * far
+        return found
+
+    assert (sampled > 0).all()
+    # By the rate, by the central limit theorem, and by seven tenths of the multiplier's own mu.
+    for mu in (rate / multiplier, rate * math.sqrt(math.expm1(1 / multiplier**2)), 0.7 / multiplier):
+        assert (sampled > 10 * gaussian(mu)).any(), mu
+    assert (sampled <= gaussian(1 / multiplier)).all()
+
+
 # ---- metrics beside our own events -----------------------------------------------------------------------------------
 
 # Half of the steps have a measurement, whose noise is small here so that it matters.

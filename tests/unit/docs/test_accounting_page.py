@@ -169,3 +169,15 @@ def test_sampler_limits_match_the_code():
     assert DiscreteGaussian(1000.0).largest / 1000 == pytest.approx(numbers(discrete[1])[0], abs=0.5)
     (told,) = numbers(discrete[3])
     assert 0.9 * told < factor * n * 2.0**-100 <= told
+
+
+def test_every_rule_of_the_gate_names_tests_that_exist():
+    rows = table("What each rule rests on")
+    assert len(rows) == 7
+    defined = set()
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        defined.update(re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE))
+    for rule, _, tests in rows:
+        named = re.findall(r"`(\w+)`", tests)
+        assert named, rule
+        assert set(named) <= defined, rule
