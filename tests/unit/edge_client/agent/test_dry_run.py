@@ -1,6 +1,7 @@
 """Tests of `edge_client run --dry-run`: bytes, epsilon, the data, and a table of vectors."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,42 @@ def test_epsilon_is_what_the_gate_counts_against_the_limit(member: Member, capsy
         assert exact <= float(printed) < 1.01 * exact
     # Rounding to nearest would state less.
     assert any(float(f"{exact:.3g}") < exact for exact in (one, every))
+
+
+def test_it_says_how_long_the_noise_is_beside_an_update_and_what_would_lower_it(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the job, the member's rows and the smallest cohort: nobody gives it a number."""
+    job = a_job(mechanism={"name": "dp-sgd", "noise_multiplier": 1.1, "lot": 4, "steps": 5})
+    told, said = planned(job, member, capsys)
+    ratio = 1.1 * math.sqrt(MANIFEST.values) / (4 * math.sqrt(5 * 3))
+    assert told["expected_noise"] == {
+        "noise_to_signal": pytest.approx(ratio),
+        "values": 3_007,
+        "members": 3,
+        "lot": 4,
+        "lower": [
+            "To halve it: train a quarter of the values, or have 12 members, or double the lot",
+            "A doubled lot costs the same epsilon only if members have twice the rows",
+            "A greater epsilon lowers it in about the same proportion",
+        ],
+    }
+    assert (
+        "  expected noise to signal: 3.9 in a round (3,007 values, 3 members, lots of 4)\n"
+        "  to halve it: train a quarter of the values, or have 12 members, or double the lot. A doubled lot costs the "
+        "same epsilon only if members have twice the rows. A greater epsilon lowers it in about the same proportion\n"
+    ) in said
+    # Its own rows count: a lot of 40 of 20 rows is no longer than 20, and there is nothing to double it from.
+    few, said = planned(a_job(mechanism={**job.mechanism.model_dump(), "lot": 40}), member, capsys)
+    assert (few["expected_noise"]["lot"], "double the lot" in said) == (20, False)
+    # A trained embedding is named with what freezing it leaves.
+    manifest = Manifest(tensors=(Tensor(name="embedding.weight", shape=(9000, 1)), *MANIFEST.tensors))
+    frozen = plan_of(a_job(mechanism=job.mechanism.model_dump(), values=manifest.values), manifest, member)
+    _show(frozen, member)
+    assert "  freeze_embedding = true leaves 3,007 values and a ratio of 3.9. To halve it: " in capsys.readouterr().out
+    # Without noise there is nothing to say.
+    told, said = planned(a_job(), member, capsys)
+    assert (told["expected_noise"], "noise to signal" in said) == (None, False)
 
 
 def test_canaries_count_in_the_plan_as_in_the_charge(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
