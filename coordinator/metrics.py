@@ -130,7 +130,7 @@ INSTRUMENTS = (
     Instrument(
         "versions_exploded",
         "counter",
-        "Versions whose norm, or whose change, is far larger than those before them.",
+        "Versions whose norm or change is far larger than before, or whose head has too long weights to have learned.",
         "versions",
         ("job",),
     ),

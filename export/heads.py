@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from learning.text.cloze import ClozeEncoder
     from learning.text.data import TextRow
 
-__all__ = ["centre_texts", "chosen_layers", "start_head"]
+__all__ = ["START_LENGTH", "centre_texts", "chosen_layers", "start_head"]
 
 # Lines of a file that are read. A mean over more texts would be the same to three digits.
 MAX_READ = 4000
 # Length of a label's row at a start at the labels, in units of its features. Chosen on validation rows (docs/heads.md).
-_START_LENGTH = 8.0
+START_LENGTH = 8.0
 _BATCH = 32
 
 
@@ -122,7 +122,7 @@ def start_head(
         found = found - found.mean(dim=0) if task.layers is None else found
         length = found.norm(dim=1, keepdim=True).clamp(min=1e-6)
         with torch.no_grad():
-            module.output.weight.copy_(found / length * _START_LENGTH)
+            module.output.weight.copy_(found / length * START_LENGTH)
             module.output.bias.zero_()
         report(f"head: starts at the features of the {len(labels)} labels, such as {told[0]!r}")
 

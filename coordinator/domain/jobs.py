@@ -15,6 +15,7 @@ __all__ = [
     "GroupsSeen",
     "JobStatus",
     "LiveJob",
+    "Measure",
     "Norms",
     "Spend",
     "TrainingMetrics",
@@ -48,30 +49,37 @@ class Norms:
     change: float
 
 
+Measure = Literal["norm", "change", "length"]
+
+
 @dataclass(frozen=True, slots=True)
 class Exploded:
-    """A version whose norm, or whose change, is far larger than those of the versions before it.
+    """A version whose norm or change is far larger than before, or whose head's weights are too long to have learned.
 
     Attributes:
         number: the version's number.
         measure: what is too large.
-        times: how many times as large as before.
+        times: how many times as large as before; of a length, as the longest that counts as sound.
         than: the version to compare it with, whose norm was smallest, or that it changed.
     """
 
     number: int
-    measure: Literal["norm", "change"]
+    measure: Measure
     times: float
     than: int
 
     @property
     def sentence(self) -> str:
         """What happened and what to do, for the operator."""
-        what = (
-            f"its norm is {self.times:.3g} times that of version {self.than}"
-            if self.measure == "norm"
-            else f"its change is {self.times:.3g} times as long as those before it"
-        )
+        match self.measure:
+            case "norm":
+                what = f"its norm is {self.times:.3g} times that of version {self.than}"
+            case "change":
+                what = f"its change is {self.times:.3g} times as long as those before it"
+            case "length":
+                what = (
+                    f"the weights of its head are {self.times:.3g} times as long as those of a head that learns may be"
+                )
         return (
             f"version {self.number} has exploded: {what}. Compare it with version {self.than} by `coordinator "
             "evaluate`; if it is worse, abort the job and create one with a lower training.learning_rate or clip"

@@ -296,7 +296,7 @@ class VersionPublished(Count):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionExploded(Count):
-    """A version's norm, or its change, is far larger than those before it."""
+    """A version's norm or change is far larger than before, or its head's weights are too long to have learned."""
 
     what: ClassVar[str] = "version_exploded"
     warns: ClassVar[bool] = True

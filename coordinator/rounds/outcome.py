@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.domain.explosion import WINDOW, explosion
+from coordinator.domain.explosion import WINDOW, Size, explosion
 from coordinator.domain.jobs import EndAttempt, JobStatus
 from coordinator.domain.validation import Measured, Validation
 from coordinator.rounds import counts
@@ -30,7 +30,7 @@ def computed(step: Step, event: ev.Computed) -> None:
     norms = event.norms
     # The sums of answers are no weights, and are as large as the answers.
     asks = state.parameters.job.question is not None
-    exploded = None if asks else explosion(number, state.parameters.job.values, state.norms, norms)
+    exploded = None if asks else explosion(number, Size.of(state.parameters.job), state.norms, norms)
     records: list[fx.Record] = [
         fx.PublishVersion(
             number, event.version, state.round, norms, exploded, optimiser, event.server_state, event.validation

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.domain.explosion import WINDOW
-from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Norms, Spend, TrainingMetrics
+from coordinator.domain.jobs import Dropout, EndAttempt, Exploded, JobStatus, Measure, Norms, Spend, TrainingMetrics
 from coordinator.domain.validation import Validation
 from coordinator.storage.errors import JobExists, NotFound, OutOfOrder
 from coordinator.storage.estimates import StoredEstimate, best_estimate, estimates, record_estimate
@@ -791,7 +791,7 @@ def _newest_norms(s: Session, job: str) -> tuple[Norms, ...]:
 def _exploded(row: JobRow) -> Exploded | None:
     if row.exploded_version is None or row.exploded_times is None or row.exploded_than is None:
         return None
-    measure = cast(Literal["norm", "change"], row.exploded_measure)
+    measure = cast(Measure, row.exploded_measure)
     return Exploded(row.exploded_version, measure, row.exploded_times, row.exploded_than)
 
 

@@ -212,7 +212,7 @@ class JobRow(Base):
         _one_of("status", "running", "paused", "finished", "aborted"),
         _digest_check("document"),
         CheckConstraint("rounds_total > 0", name="has_rounds"),
-        _one_of("exploded_measure", "norm", "change"),
+        _one_of("exploded_measure", "norm", "change", "length"),
         CheckConstraint(
             "(exploded_version IS NULL) = (exploded_times IS NULL) AND "
             "(exploded_version IS NULL) = (exploded_measure IS NULL) AND "

@@ -38,7 +38,9 @@ def upgrade() -> None:
         sa.Column("measured_job", sa.String(length=63), nullable=True),
         sa.CheckConstraint("(earlier_job IS NULL) = (earlier_version IS NULL)", name=op.f("ck_jobs_earlier_at_once")),
         sa.CheckConstraint("earlier_job IS NULL OR measured_job IS NULL", name=op.f("ck_jobs_one_before")),
-        sa.CheckConstraint("exploded_measure IN ('norm', 'change')", name=op.f("ck_jobs_exploded_measure_known")),
+        sa.CheckConstraint(
+            "exploded_measure IN ('norm', 'change', 'length')", name=op.f("ck_jobs_exploded_measure_known")
+        ),
         sa.CheckConstraint(
             "(exploded_version IS NULL) = (exploded_times IS NULL) AND "
             "(exploded_version IS NULL) = (exploded_measure IS NULL) AND "

@@ -411,7 +411,7 @@ def test_every_outcome_is_in_the_journal(database, job):
 
 
 def test_the_newest_norms_and_the_first_explosion_are_kept(database, job):
-    found = {2: Exploded(2, "norm", 12.5, 0), 4: Exploded(4, "change", 99.0, 3)}
+    found = {2: Exploded(2, "length", 12.5, 0), 4: Exploded(4, "change", 99.0, 3)}
     steps = [Norms(float(number), number + 1.0, number / 10) for number in range(1, 8)]
     for number, norms in enumerate(steps, 1):
         do(database, r.open_round, "desk", number, 10)
@@ -434,7 +434,7 @@ def test_the_newest_norms_and_the_first_explosion_are_kept(database, job):
     assert [(each.norm, each.change) for each in versions[:2]] == [(1.0, None), (2.0, 0.1)]
     entries = [entry for entry in do(database, r.journal) if entry.kind == "version_exploded"]
     assert [(each.fields["number"], each.fields["measure"], each.fields["times"]) for each in entries] == [
-        (2, "norm", 12.5),
+        (2, "length", 12.5),
         (4, "change", 99.0),
     ]
 
