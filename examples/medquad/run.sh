@@ -61,7 +61,7 @@ step coordinator backbone add minilm ${MINILM:+--file "$MINILM"}
 step coordinator job new medquad --labels "$(cat labels)" --members "$(wc -w <<< "$members")" --examples "$smallest" \
     --epsilon 8 --texts short --model minilm
 step coordinator job try medquad.toml --data "$data/train.jsonl.gz" --rows public "${text[@]}" --column source \
-    --epsilon 8
+    --epsilon 8 --minutes 4
 step serve
 step join
 step coordinator job bundle medquad.tuned.toml --out bundle

@@ -409,6 +409,26 @@ def test_the_first_federation_takes_fewer_than_fifteen_lines():
     assert 0 < len(list(commands_in(DOCS / "first-federation.md"))) < 15
 
 
+def test_ten_commands_lead_from_rows_to_a_model_and_the_example_types_the_same():
+    page = read(DOCS / "recipes.md").partition("## From rows to a model")[2]
+    block = re.search(r"```text\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    shown = block[1].splitlines()
+    assert len(shown) == 10
+    script = read(ROOT / "examples" / "medquad" / "run.sh").replace("\\\n", " ")
+    script = script.replace('"${text[@]}"', re.findall(r"^text=\((.*)\)$", script, re.MULTILINE)[0])
+    # A command that is typed for every member, or stays in the background, is a function.
+    bodies = dict(re.findall(r"^(\w+)\(\) \{(.*?) ?\}$", script, re.DOTALL | re.MULTILINE))
+    typed = [bodies.get(step, step) for step in re.findall(r"^step (.*)$", script, re.MULTILINE)]
+
+    def words(line):
+        return re.findall(r"(?:coordinator|edge_client)(?: [a-z]+)+", line), set(re.findall(r"--[a-z][a-z-]+", line))
+
+    for line, step in zip(shown, typed, strict=True):
+        # The script may have the wheel in a file.
+        assert words(line) == words(step.replace("${MINILM:+--file", "")), (line, step)
+
+
 def test_the_readme_is_short():
     assert len(read(ROOT / "README.md").splitlines()) <= 80
 
