@@ -48,6 +48,7 @@ log = structlog.get_logger("coordinator")
 
 # A head is signed anew after this time, although the log did not grow: members refuse heads of more than an hour.
 _SIGNED_ANEW_MS = 60_000
+_SKEW_MS = MAX_SKEW.total_seconds() * 1000
 _ASKED_AGAIN_SECONDS = 1.0
 
 Signer = Callable[[], tuple[rsa.RSAPrivateKey, bytes]]
@@ -156,7 +157,7 @@ class RosterLog:
 
     def _begin(self, begun_ms: int) -> None:
         ahead_ms = begun_ms - self._now_ms()
-        if ahead_ms > MAX_SKEW.total_seconds() * 1000:
+        if ahead_ms > _SKEW_MS:
             # Members would refuse such a head, from anybody.
             log.warning("clock_behind", seconds=ahead_ms // 1000, advice="compare the clocks of all coordinators")
             begun_ms = 0
@@ -165,6 +166,9 @@ class RosterLog:
     def head(self) -> SignedHead:
         """Returns the newest head. It was signed less than a minute ago."""
         with self._lock:
+            if self._begun_ms:
+                # Again, because the clock may have been set back since.
+                self._begin(self._begun_ms)
             now_ms, size, last = max(self._now_ms(), self._begun_ms or 0), len(self._tree), self._signed
             if last is not None and last.head.size == size and 0 <= now_ms - last.head.at_ms < _SIGNED_ANEW_MS:
                 return last
@@ -175,7 +179,7 @@ class RosterLog:
                 if self._signing is None:
                     raise
             key, certificate = self._signing
-            if last is not None and last.head.size != size:
+            if last is not None and last.head.size != size and last.head.at_ms - now_ms <= _SKEW_MS:
                 # Members refuse a larger log that says it is older.
                 now_ms = max(now_ms, last.head.at_ms)
             head = Head(self._federation, size, self._tree.root(), now_ms)
@@ -307,9 +311,9 @@ class RosterLog:
         self._note_signature(cosignature)
 
     def _note_signature(self, cosignature: Cosignature) -> None:
-        newest = (cosignature.size, cosignature.at_ms)
         with self._lock:
-            self._signatures[cosignature.signer] = max(newest, self._signatures.get(cosignature.signer, newest))
+            if roster.is_newer(cosignature, *self._signatures.get(cosignature.signer, (-1, 0))):
+                self._signatures[cosignature.signer] = (cosignature.size, cosignature.at_ms)
             _, at_ms = self._signatures[cosignature.signer]
         self._tell_signed(cosignature.signer, at_ms / 1000)
         self._look()

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from coordinator.storage.journal import lock_appends
 from coordinator.storage.models import RosterCosignatureRow, RosterLogRow
 from tacit.identity import Role
-from tacit.roster import Cosignature, Entry, Kind
+from tacit.roster import MAX_SKEW, Cosignature, Entry, Kind
 
 __all__ = [
     "adopted",
@@ -124,6 +124,8 @@ def entries(s: Session, start: int, end: int | None = None) -> list[Entry]:
 def cosigned(s: Session, cosignature: Cosignature, name: str = "") -> None:
     """Stores a cosignature that was checked. An older one of the same signer is replaced, a newer one stays.
 
+    A newer one that came while a clock was ahead is replaced, too.
+
     Args:
         cosignature: the signature.
         name: the member's name; empty for a witness.
@@ -133,10 +135,17 @@ def cosigned(s: Session, cosignature: Cosignature, name: str = "") -> None:
     if row is None:
         row = RosterCosignatureRow(signer_id=identifier, size=0, at_ms=0)
         s.add(row)
-    elif (cosignature.size, cosignature.at_ms) <= (row.size, row.at_ms):
+    elif not is_newer(cosignature, row.size, row.at_ms):
         return
     row.signer, row.size, row.root = cosignature.signer, cosignature.size, cosignature.root
     row.at_ms, row.signature = cosignature.at_ms, cosignature.signature
+
+
+def is_newer(cosignature: Cosignature, size: int, at_ms: int) -> bool:
+    """Whether a cosignature, whose time is now, takes the place of the signer's one of this size and time."""
+    # A cosignature's time was within MAX_SKEW when it came, so this one came while a clock was ahead.
+    ahead = at_ms - cosignature.at_ms > 2 * MAX_SKEW.total_seconds() * 1000
+    return (cosignature.size, cosignature.at_ms) > (size, at_ms) or (ahead and cosignature.size == size)
 
 
 def cosignatures(s: Session, members: int) -> list[Cosignature]:

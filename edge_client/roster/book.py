@@ -75,6 +75,8 @@ CREATE TABLE contradictions (
     seen_ms INTEGER NOT NULL,
     PRIMARY KEY (size, root)
 ) STRICT;
+-- Of entries that were seen while this machine's clock was ahead, when it was noticed that the clock was set back.
+CREATE TABLE corrected (id INTEGER PRIMARY KEY, seen_ms INTEGER NOT NULL) STRICT;
 -- The newest of each signer.
 CREATE TABLE cosignatures (
     signer_id TEXT PRIMARY KEY,
@@ -97,7 +99,7 @@ CREATE TRIGGER newest_follows BEFORE UPDATE ON marks
 WHEN OLD.name = 'newest_ms' AND NEW.value < OLD.value
 BEGIN SELECT RAISE(ABORT, 'the newest head stays the newest'); END;
 """
-for _table in ("entries", "heads", "contradictions"):
+for _table in ("entries", "corrected", "heads", "contradictions"):
     for _act in ("UPDATE", "DELETE"):
         _SCHEMA += (
             f"CREATE TRIGGER {_table}_keep_{_act.lower()} BEFORE {_act} ON {_table} "
@@ -438,8 +440,18 @@ class RosterBook:
                     "INSERT INTO cosignatures VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (signer_id) DO UPDATE SET "
                     "signer = excluded.signer, size = excluded.size, root = excluded.root, at_ms = excluded.at_ms, "
                     "signature = excluded.signature "
-                    "WHERE (excluded.size, excluded.at_ms) > (cosignatures.size, cosignatures.at_ms)",
-                    (name or each.signer.hex(), each.signer, each.size, each.root, each.at_ms, each.signature),
+                    # One that is so much later was signed while clocks were ahead, and nobody counts it until then.
+                    "WHERE (excluded.size, excluded.at_ms) > (cosignatures.size, cosignatures.at_ms) "
+                    "OR (excluded.size = cosignatures.size AND excluded.at_ms < cosignatures.at_ms - ?)",
+                    (
+                        name or each.signer.hex(),
+                        each.signer,
+                        each.size,
+                        each.root,
+                        each.at_ms,
+                        each.signature,
+                        int(2 * MAX_SKEW.total_seconds() * 1000),
+                    ),
                 )
 
     # ---- a roster ---------------------------------------------------------------------------------------------------
@@ -476,6 +488,7 @@ class RosterBook:
                 "authority's key made it behind the log's back, or the coordinator lost entries. This member dealt "
                 "nothing",
             )
+        self._correct(int(now.timestamp() * 1000))
         ages = {name: (now.timestamp() * 1000 - self.since(name, key)) / _DAY_MS for name, (_, key) in roster.items()}
         found = {name: number for name, number in numbers.items() if number is not None}
         witnesses = len(self._signed(max(found.values()), policy, own, now))
@@ -494,8 +507,24 @@ class RosterBook:
 
     def since(self, name: str, key: bytes) -> int:
         """When this member first saw the key under this name, unrevoked since: milliseconds since 1970."""
-        rows = self._rows("SELECT min(seen_ms) FROM entries WHERE name = ? AND key = ? AND " + _UNREVOKED, name, key)  # noqa: S608
+        rows = self._rows(
+            "SELECT min(coalesce((SELECT seen_ms FROM corrected WHERE corrected.id = entries.id), seen_ms)) "  # noqa: S608
+            "FROM entries WHERE name = ? AND key = ? AND " + _UNREVOKED,
+            name,
+            key,
+        )
         return int(rows[0][0] or 0)
+
+    def _correct(self, now_ms: int) -> None:
+        """Lets what was seen in the future count as seen now.
+
+        The clock was ahead then. Without this, a key would grow old only once the clock has caught up.
+        """
+        latest = now_ms + int(MAX_SKEW.total_seconds() * 1000)
+        wrong = "FROM entries WHERE seen_ms > ? AND id NOT IN (SELECT id FROM corrected)"
+        with self._lock:
+            if self._rows(f"SELECT 1 {wrong} LIMIT 1", latest):
+                self._connection.execute(f"INSERT INTO corrected SELECT id, ? {wrong}", (now_ms, latest))
 
     def _signed(self, number: int, policy: Policy, own: str, now: datetime) -> list[int]:
         """Sizes of heads with at least `number` entries, each by another signer that the policy counts, lately."""

@@ -171,7 +171,8 @@ class Follower:
     async def _cosign(self, stub: FederationServiceStub, signed: SignedHead) -> None:
         """Gives the coordinator this member's signature over a head that it accepted."""
         head, now_ms = signed.head, time.time_ns() // 1_000_000
-        if self._cosigned[0] == head.size and now_ms - self._cosigned[1] < _COSIGNED_ANEW_MS:
+        # Also anew if the clock was set back since.
+        if self._cosigned[0] == head.size and 0 <= now_ms - self._cosigned[1] < _COSIGNED_ANEW_MS:
             return
         identity = self.identity
         made = await asyncio.to_thread(Cosignature.by_member, head, identity.key, identity.certificate, now_ms)

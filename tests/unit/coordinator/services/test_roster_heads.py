@@ -74,6 +74,18 @@ def test_a_journal_from_the_future_is_not_believed(database):
     assert [each["event"] for each in said] == ["clock_behind"]
 
 
+def test_a_clock_that_was_ahead_at_the_start_and_is_set_back_dates_heads_anew(database):
+    journalled(database, NOW + 3_600_000)
+    log, clock = coordinator(database, 3_600_000)
+    assert log.head().head.at_ms == NOW + 3_600_000
+    clock[0] = NOW
+    with capture_logs() as said:
+        assert log.head().head.at_ms == NOW
+        clock[0] += 100_000
+        assert log.head().head.at_ms == NOW + 100_000
+    assert [each["event"] for each in said] == ["clock_behind"]
+
+
 def test_an_empty_journal_leaves_the_clock_alone(database):
     assert coordinator(database, 5)[0].head().head.at_ms == NOW + 5
 
@@ -332,3 +344,14 @@ def test_an_entry_is_found_under_its_holders_name_while_it_stands(database):
     assert watched.entry_of("north 1", "north") is watched.entry_of("north 2", "north") is None
     assert watched.entry_of("north 3", "north") == 5
     assert watched.entry_of("east 1", "east") == 2
+
+
+def test_a_cosignature_takes_the_place_of_an_older_one_and_of_one_that_came_while_the_clock_was_ahead():
+    made = Cosignature(b"w" * 32, 3, b"r" * 32, NOW, b"signature")
+    skew = int(MAX_SKEW.total_seconds() * 1000)
+    assert roster.is_newer(made, 2, NOW + 9 * skew)
+    assert roster.is_newer(made, 3, NOW - 1)
+    assert not roster.is_newer(made, 3, NOW)
+    assert not roster.is_newer(made, 3, NOW + 2 * skew)
+    assert roster.is_newer(made, 3, NOW + 2 * skew + 1)
+    assert not roster.is_newer(made, 4, NOW + 9 * skew)

@@ -211,6 +211,24 @@ def test_age_is_what_this_member_has_seen_and_survives_renewals(book):
         check(book, roster_of(old[0], renewed[-1]), head, policy, corrupt=0)
 
 
+def test_what_was_seen_while_the_clock_was_ahead_ages_from_when_it_is_set_back(book, tmp_path):
+    old = [entry(name, at=MS - 30 * DAY) for name in ("north", "east", "south")]
+    take(book, old)
+    policy = Policy(min_member_age_days=7)
+    later = [*old, entry("west"), entry("centre")]
+    # This member's clock was a year ahead when it saw them.
+    head = take(book, later, at=MS + 1, now=NOW + timedelta(days=365))
+    with pytest.raises(PolicyRefusal, match="centre, west"):
+        check(book, roster_of(*later), head, policy)
+    # A second look does not begin anew, nor does another process, nor the day at which the clock was.
+    with pytest.raises(PolicyRefusal):
+        check(book, roster_of(*later), head, policy, now=NOW + timedelta(days=6))
+    again = RosterBook(tmp_path / "roster.db", TRUST)
+    for days in (7, 365.5):
+        check(again, roster_of(*later), head, policy, now=NOW + timedelta(days=days))
+    again.close()
+
+
 WITNESSES = [Ed25519PrivateKey.generate() for _ in range(3)]
 KEYS = [each.public_key().public_bytes_raw() for each in WITNESSES]
 
@@ -246,6 +264,18 @@ def test_witnesses_count_while_they_are_pinned_fresh_and_cover_the_roster(book):
     assert refused(policy, head=newer, roster=roster_of(*late))
     with pytest.raises(Contradiction, match="signed a roster log"):
         book.take_cosignatures([Cosignature.by_witness(signed(ALTERED).head, WITNESSES[0], MS + 1)], KEYS[:2])
+
+
+def test_a_signature_made_while_clocks_were_ahead_is_replaced_by_the_next(book):
+    head = take(book, LOG)
+    policy = Policy(witnesses={"one": KEYS[0]})
+    ahead, now, before = (Cosignature.by_witness(head.head, WITNESSES[0], MS + ms) for ms in (300 * DAY, 0, -60_000))
+    book.take_cosignatures([ahead], KEYS[:1])
+    with pytest.raises(PolicyRefusal):
+        check(book, roster_of(*LOG), head, policy)
+    book.take_cosignatures([now, before], KEYS[:1])
+    check(book, roster_of(*LOG), head, policy)
+    assert [each.at_ms for each in book.cosignatures()] == [MS]
 
 
 def test_members_signatures_count_only_if_the_policy_says_so_and_their_keys_are_old(book):
