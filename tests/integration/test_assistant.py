@@ -5,6 +5,7 @@ numbers.
 """
 
 import json
+import os
 import tomllib
 from contextlib import ExitStack
 
@@ -12,6 +13,9 @@ import numpy as np
 import pytest
 
 from export.bundle import read_job_bundle
+from learning.accounting.events import SampledGaussian
+from learning.accounting.filter import Limit
+from learning.accounting.gate import epsilon_counted
 from learning.text.dialogue import Dialogue, DialogueEncoder
 from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
@@ -130,6 +134,13 @@ def test_the_ledger_charges_every_step_and_no_text_is_in_what_stays(town):
         # 42 rows, the one without a response among them.
         assert [each["event"]["rate"] for each in published] == pytest.approx([8 / 42] * 2)
         succeed("edge_client", "ledger", "verify", "--home", home)
+        # The ledger says the same, with the epsilon of two such events. What the killed process had reserved is free.
+        told = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))
+        event = SampledGaussian(multiplier=1.0, rate=8 / 42, steps=3)
+        limit = Limit(100.0, told["limit"]["delta"])
+        assert (told["charged"], told["reserved"], told["limit"]["unit"]) == (2, 0, "example")
+        assert told["spent"]["epsilon"] == pytest.approx(epsilon_counted([event] * 2, limit))
+        assert [(each["job"], each["releases"]) for each in told["jobs"]] == [(JOB, 2)]
         log = (federation.folder / f"{name}.log").read_text()
         assert "examples_left_out" in log
         assert SECRET not in log
@@ -137,7 +148,7 @@ def test_the_ledger_charges_every_step_and_no_text_is_in_what_stays(town):
     assert SECRET not in str(detail)
 
 
-def test_members_rows_are_what_the_published_tokenizer_would_make(town):
+def test_a_row_has_the_turns_of_its_template(town):
     _, bundle, _, _, _ = town
     task = bundle.document.model.task
     encoder = DialogueEncoder(bundle.public_tokenizer, task.template, bundle.document.model.max_tokens)
@@ -183,6 +194,29 @@ def test_a_version_leaves_in_every_form_and_answers_without_torch(town, tmp_path
         succeed("edge_client", "generate", "--bundle", tmp_path / "onnx", asked).strip()
         == answers[0]["response"].strip()
     )
+
+
+def test_int8_weights_answer_on_a_machine_without_torch(town, tmp_path):
+    """A process whose torch cannot be imported makes the answer that the format's own test compares."""
+    federation, _, _, _, _ = town
+    asked = f"Where is the food of {SECRET}?"
+    sizes = {}
+    for precision in ("float32", "int8"):
+        out = tmp_path / precision
+        told = json.loads(federation.operator("export", JOB, "--out", out, "--precision", precision, "--json"))
+        sizes[precision] = (out / "model.safetensors").stat().st_size
+        assert told["version_number"] == 2
+        assert json.loads((out / "bundle.json").read_bytes())["generator"]["precision"] == precision
+    assert sizes["int8"] < 0.5 * sizes["float32"]
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "torch.py").write_text('raise ImportError("there is no torch on this machine")\n')
+    asking = ("edge_client", "generate", "--bundle", tmp_path / "int8", asked, "--json")
+    answer = json.loads(succeed(*asking, env={**os.environ, "PYTHONPATH": str(tmp_path / "without")}))
+    assert 1 <= answer["tokens"] <= 16
+    assert answer == json.loads(succeed(*asking))
+    words = ("--out", tmp_path / "peft", "--format", "peft", "--precision", "int8", "--dir", federation.dir)
+    refused = command("coordinator", "export", JOB, *words)
+    assert (refused.returncode, "--precision is for --format onnx" in refused.stderr) == (ExitCode.USAGE, True)
 
 
 def test_a_member_exports_the_same_model(town, tmp_path):
