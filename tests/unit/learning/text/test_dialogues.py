@@ -73,7 +73,7 @@ def test_a_prompt_to_complete_is_the_beginning_of_its_row(form, prompt):
 
 
 @pytest.mark.parametrize("form", ["smollm2", "llama3", "qwen", "gpt2", "mistral"])
-def test_a_row_is_what_the_published_tokenizer_makes_of_the_published_template(form):
+def test_a_row_is_what_a_tokenizer_of_the_published_form_makes_of_the_published_template(form):
     published = {
         "smollm2": "<|im_start|>user\nIs it 12?<|im_end|>\n<|im_start|>assistant\nThey're late.<|im_end|>",
         "qwen": "<|im_start|>user\nIs it 12?<|im_end|>\n<|im_start|>assistant\nThey're late.<|im_end|>",
