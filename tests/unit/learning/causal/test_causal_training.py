@@ -82,7 +82,8 @@ def test_accumulated_pieces_make_the_step_of_the_whole_batch(microbatch: int, ch
         made.append(trained(module))
         assert max(seen) <= (recipe.microbatch or 2)
         assert not module.checkpointing
-    assert_near(made[1], made[0])
+    # Values move by up to 0.6, and six steps round in another order.
+    assert_near(made[1], made[0], atol=1e-5)
 
 
 def test_frozen_matrices_stay_the_same_to_the_bit() -> None:
