@@ -98,10 +98,22 @@ class Scored:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All tried recipes, in the order of trying, and whether the time limit cut the sweep short."""
+    """All tried recipes, in the order of trying.
+
+    Attributes:
+        tried: the recipes.
+        trials: how many trials ended, each of a recipe on a seed.
+        planned: how many there were to be. Of axes that nobody came to: their recipes around the best one then.
+    """
 
     tried: tuple[Scored, ...]
-    cut: bool
+    trials: int
+    planned: int
+
+    @property
+    def cut(self) -> bool:
+        """Whether the time limit cut the sweep short."""
+        return self.trials < self.planned
 
 
 class Progress(Protocol):
@@ -166,7 +178,7 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
     began, rows = time.time(), len(plan.divided.validation)
     axes_end = began + _AXES_SHARE * (plan.until - began)
     scored = {each.key: Scored(each) for each in first}
-    done = itertools.count(1)
+    done, ended = itertools.count(1), 0
     planned = len(first) * len(plan.seeds)
 
     def best() -> Scored | None:
@@ -176,11 +188,13 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
     with _pool(plan) as run:
 
         def measure(calls: Sequence[tuple[Scored, int]], end: float) -> None:
+            nonlocal ended
             for (each, seed), answer in run([(each.candidate, seed, end) for each, seed in calls], calls):
                 if isinstance(answer, Outcome):
                     each.outcomes[plan.seeds[seed]] = answer
                 elif answer is not None:
                     each.problem = answer
+                ended += answer is not None
                 now = best()
                 accuracy = None if now is None else now.outcomes[plan.seeds[0]].validation / rows
                 progress(next(done), max(planned, 1), accuracy)
@@ -188,22 +202,25 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
         measure([(each, 0) for each in scored.values()], plan.until)
         for axis in axes_of() if search else ():
             around = best()
-            if around is None or time.time() > axes_end:
+            if around is None:
                 break
             fresh = [each for each in _neighbours(axis, around.candidate, plan.situation) if each.key not in scored]
-            scored |= {each.key: Scored(each) for each in fresh}
             planned += len(fresh)
+            if time.time() > axes_end:
+                continue
+            scored |= {each.key: Scored(each) for each in fresh}
             measure([(scored[each.key], 0) for each in fresh], axes_end)
         few = sorted(
             (each for each in scored.values() if each.outcomes),
             key=lambda each: -each.outcomes[plan.seeds[0]].validation,
         )[:FEW]
         few += [scored[each.key] for each in first if scored[each.key].outcomes and scored[each.key] not in few]
-        planned += max(0, len(few) - len(first)) * (len(plan.seeds) - 1)
+        # Of the first ones, those that gave nothing on the first seed are not tried on others.
+        planned += (len(few) - len(first)) * (len(plan.seeds) - 1)
         # Seed by seed, so that an early end leaves recipes that were tried on equally many.
         for seed in range(1, len(plan.seeds)):
             measure([(each, seed) for each in few], plan.until)
-    return Sweep(tuple(scored.values()), cut=time.time() >= (axes_end if search else plan.until))
+    return Sweep(tuple(scored.values()), ended, planned)
 
 
 # ---- axes -----------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Report:
         members: rows of each member on the first seed.
         rows: rows for training, validation and test.
         epsilon: the budget that the noise keeps; None without noise.
-        cut: the time limit ended the sweep before all axes were searched.
+        trials, planned: how many trials ended, and how many there were to be.
     """
 
     best: JobSpec
@@ -119,7 +119,13 @@ class Report:
     rows: tuple[int, int, int]
     epsilon: float | None
     delta: float
-    cut: bool
+    trials: int
+    planned: int
+
+    @property
+    def cut(self) -> bool:
+        """Whether the time limit cut the search short."""
+        return self.trials < self.planned
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -133,6 +139,8 @@ class Report:
             "epsilon": self.epsilon,
             "delta": self.delta,
             "cut_by_time": self.cut,
+            "trials": self.trials,
+            "trials_planned": self.planned,
         }
 
 
@@ -323,7 +331,8 @@ def try_job(
         rows=(len(divided.train.examples), len(divided.validation), len(divided.test)),
         epsilon=epsilon,
         delta=asked.delta,
-        cut=found.cut,
+        trials=found.trials,
+        planned=found.planned,
     )
 
 

@@ -24,9 +24,28 @@ __all__ = ["try_job"]
 
 # Recipes that the table shows; --json has all.
 _MAX_ROWS = 12
+# Options that have an effect only if data is read, or only if numbers are tuned.
+_OF_DATA = (
+    "rows",
+    "partition",
+    "alpha",
+    "column",
+    "text",
+    "label",
+    "text_b",
+    "minutes",
+    "cores",
+    "seed",
+    "search",
+    "force",
+)
+_OF_TUNING = ("epsilon", "delta", "search", "out")
+# Begins the note in a job file whose numbers are from a search that was cut.
+_CUT = "# The time limit of `coordinator job try` cut the search for these numbers after"
 
 
 def try_job(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     data: Annotated[
         Path | None,
@@ -112,6 +131,7 @@ def try_job(
         fail(f"{target}: paths in a job file are relative to its folder; choose --out in {file.parent}", ExitCode.USAGE)
     if target.resolve() == file.resolve():
         fail(f"{target} is the job file itself; choose another --out", ExitCode.USAGE)
+    _check_effects(context, suggest=suggest, tunes=not keeps_state(job.method), partition=partition, column=column)
     writes_file = out is not None if suggest else not keeps_state(job.method)
     if writes_file and target.exists():
         fail(f"{target} is there already; choose another file with --out, or remove it", ExitCode.USAGE)
@@ -162,6 +182,29 @@ def try_job(
         return
     report = _run(job, file, found, asked, as_json, operator_at_hand(operator, folder))
     _finish(job, written, report, target, private, as_json)
+
+
+def _check_effects(context: typer.Context, *, suggest: bool, tunes: bool, partition: str, column: str | None) -> None:
+    """Refuses options that were given and change nothing.
+
+    Raises:
+        CommandFailed: the sentence names them, and says why.
+    """
+    for useless, names, why in (
+        (suggest, _OF_DATA, "--suggest reads no data and tries nothing"),
+        (not suggest, ("examples",), "it belongs to --suggest"),
+        (not suggest and not tunes, _OF_TUNING, "members of this job keep a part of the model, so nothing is tuned"),
+        (column is not None, ("partition", "alpha"), "--column says who the members are"),
+        (partition != "label", ("alpha",), "it belongs to --partition label"),
+    ):
+        given = [
+            f"--{name.replace('_', '-')}"
+            for name in names
+            if useless and (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+        ]
+        if given:
+            said = ", ".join("--no-search" if name == "--search" else name for name in given)
+            fail(f"{said}: {why}, so this changes nothing here; leave it out", ExitCode.USAGE)
 
 
 def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: bool, operator: Path | None) -> None:
@@ -298,7 +341,10 @@ def _finish(job: "JobSpec", text: str, report: "Report", target: Path, private: 
 
     failed: CommandFailed | None = None
     try:
-        _write_job(job, text, changed(report.best, tuned_on="own-private") if private else report.best, target)
+        best = changed(report.best, tuned_on="own-private") if private else report.best
+        _write_job(
+            job, text, best, target, f"{_CUT} {report.trials} of {report.planned} trials" if report.cut else None
+        )
     except CommandFailed as error:
         failed = error
     _print(job, report, target if failed is None else None, private, as_json)
@@ -306,8 +352,8 @@ def _finish(job: "JobSpec", text: str, report: "Report", target: Path, private: 
         raise failed
 
 
-def _write_job(job: "JobSpec", text: str, wanted: "JobSpec", target: Path) -> None:
-    """Writes the job file's text with the wanted numbers.
+def _write_job(job: "JobSpec", text: str, wanted: "JobSpec", target: Path, note: str | None = None) -> None:
+    """Writes the job file's text with the wanted numbers, below a note if there is one.
 
     Raises:
         CommandFailed: it cannot be edited to them, or the file cannot be written.
@@ -315,7 +361,9 @@ def _write_job(job: "JobSpec", text: str, wanted: "JobSpec", target: Path) -> No
     from simulation.tuned import NotEditable, tuned_text
 
     try:
-        target.write_text(tuned_text(text, job, wanted), encoding="utf-8")
+        # A note of an earlier search is not true of this one.
+        lines = [line for line in tuned_text(text, job, wanted).split("\n") if not line.startswith(_CUT)]
+        target.write_text("\n".join([*([] if note is None else [note]), *lines]), encoding="utf-8")
     except NotEditable as error:
         fail(f"{target} was not written: {error}", ExitCode.FAILED)
     except OSError as error:
@@ -348,7 +396,10 @@ def _print(job: "JobSpec", report: "Report", target: Path | None, private: bool,
     for problem in dict.fromkeys(each.problem for each in report.tried if each.problem):
         typer.echo(f"A recipe without accuracy: {problem}.")
     if report.cut:
-        typer.echo("The time limit cut the search short; more --minutes may find better numbers.")
+        typer.echo(
+            f"The time limit cut the search short after {report.trials} of {report.planned} trials; more --minutes may "
+            "find better numbers."
+        )
     typer.echo()
     for verdict in report.verdicts:
         typer.echo(f"{verdict.sentence[0].upper()}{verdict.sentence[1:]}.")

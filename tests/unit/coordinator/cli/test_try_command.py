@@ -3,9 +3,11 @@
 import csv
 import json
 import os
+import re
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -57,6 +59,14 @@ DATA = ("--data", "rows.jsonl")
         ((*DATA, *PUBLIC, "--members", 3, "--out", "job.toml"), ExitCode.USAGE, "the job file itself"),
         ((*DATA, "--suggest"), ExitCode.USAGE, "--suggest needs no data"),
         (("--suggest",), ExitCode.USAGE, "give --examples N"),
+        (("--suggest", "--examples", 9, "--minutes", 3), ExitCode.USAGE, "--minutes: --suggest reads no data"),
+        ((*DATA, *PUBLIC, "--members", 3, "--examples", 9), ExitCode.USAGE, "--examples: it belongs to --suggest"),
+        ((*DATA, *PUBLIC, "--members", 3, "--alpha", 0.1), ExitCode.USAGE, "--alpha: it belongs to --partition label"),
+        (
+            (*DATA, *PUBLIC, "--column", "site", "--partition", "label", "--alpha", 0.1),
+            ExitCode.USAGE,
+            "--partition, --alpha: --column says who the members are, so this changes nothing here; leave it out",
+        ),
     ],
 )
 def test_bad_input_says_what_to_do(job, monkeypatch, words, code, says):
@@ -64,6 +74,55 @@ def test_bad_input_says_what_to_do(job, monkeypatch, words, code, says):
     monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
     assert says in tried("job.toml", *words, code=code)
     assert not list(job.parent.glob("*.tuned.toml"))
+
+
+def test_options_of_tuning_are_refused_where_nothing_is_tuned(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulation.trying.read_rows", lambda *_, **__: pytest.fail("the rows were read"))
+    job, data = written_job(tmp_path, KEPT)
+    words = (job, "--data", data, *PUBLIC, "--members", 3)
+    for more, said in (
+        (("--epsilon", 3, "--no-search"), "--epsilon, --no-search: "),
+        (("--out", job.with_name("x.toml")), "--out: "),
+    ):
+        told = tried(*words, *more, code=ExitCode.USAGE)
+        assert told.startswith(f"{said}members of this job keep a part of the model, so nothing is tuned")
+
+
+def test_a_search_that_its_time_cut_says_so_everywhere(job, monkeypatch):
+    from simulation import sweep
+
+    monkeypatch.setattr("simulation.trying._baselines", lambda _: ())
+    clock, inner = [0.0], sweep._tried
+
+    def slow(plan, candidate, seed, until):
+        found = inner(plan, candidate, seed, float("inf")) if clock[0] < until else None
+        clock[0] += 100.0
+        return found
+
+    # Each trial takes 100 of 420 seconds, so the axes' share is over after a few.
+    monkeypatch.setattr(sweep, "_tried", slow)
+    for name in ("simulation.sweep", "simulation.trying"):
+        monkeypatch.setattr(f"{name}.time", SimpleNamespace(time=lambda: clock[0]))
+    limits = ("--epsilon", 30, "--cores", 1, "--minutes", 7)
+    words = ("--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, *limits)
+    shown = tried(job, *words)
+    (line,) = [each for each in shown.splitlines() if each.startswith("The time limit cut the search short after ")]
+    trials, planned = re.search(r"after (\d+) of (\d+) trials", line).groups()
+    assert 2 <= int(trials) < int(planned)
+    tuned = job.with_name("job.tuned.toml")
+    note = (
+        f"# The time limit of `coordinator job try` cut the search for these numbers after {trials} of {planned} trials"
+    )
+    assert tuned.read_text().splitlines()[:2] == [note, "# What the job is for."]
+    # Tuned again, the note is of the last search.
+    clock[0] = 0.0
+    again = (tuned, *words, "--json", "--out", job.with_name("again.toml"))
+    told = json.loads(tried(*again).splitlines()[-1])
+    assert told["cut_by_time"]
+    assert told["trials"] < told["trials_planned"]
+    lines = job.with_name("again.toml").read_text().splitlines()
+    assert sum("cut the search" in each for each in lines) == 1
+    assert f"after {told['trials']} of {told['trials_planned']} trials" in lines[0]
 
 
 def test_a_limit_in_which_no_recipe_ends_asks_for_more(job, monkeypatch):
