@@ -2,8 +2,9 @@
 
 The attacker sees a single member's step of plain SGD on one text (no secure aggregation, or all others collude), and is
 told the text's length. It is also told the entries of the member's vocabulary, which it would have to guess. It uses
-the span of the first attention's inputs (`learning.auditing.spans`), with the public table or with the member's present
-one.
+the span of the first attention's inputs (`learning.auditing.spans`), with the public table, with the member's present
+one, or with a table of random rows. The present table is what keeping it private is measured against; the random one
+shows what the attack names by chance.
 """
 
 from collections import Counter
@@ -46,14 +47,18 @@ class Read:
     Attributes:
         public: with the public table.
         present: with the member's present table.
+        chance: with random rows, whose mean and standard deviation are those of the present table.
         texts: how many.
+        tokens: of these texts, without the first and last of each.
         projected: whether gradients hold the first attention's inputs only as a public random matrix of low rank leaves
             them (LoRA with train = "up"). This attack does not read them.
     """
 
     public: float | None
     present: float | None
+    chance: float | None
     texts: int
+    tokens: int = 0
     projected: bool = False
 
 
@@ -65,8 +70,8 @@ def _gradients(step: Step, row: int) -> "Mapping[str, object]":
     shared = step.division.shared(module).keys()
     trained = {name: each for name, each in module.named_parameters() if name in shared and each.requires_grad}
     length = int((step.ids[row] != module.pad_id).sum())
-    ids = torch.from_numpy(step.ids[row : row + 1, : max(length, module.min_tokens)])
-    loss = functional.cross_entropy(module(ids), torch.from_numpy(step.labels[row : row + 1]))
+    ids = torch.from_numpy(step.ids[row : row + 1, : max(length, module.min_tokens)].copy())
+    loss = functional.cross_entropy(module(ids), torch.from_numpy(step.labels[row : row + 1].copy()))
     return dict(zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True))
 
 
@@ -80,12 +85,14 @@ def read_by_tables(steps: Sequence[Step]) -> Read:
 
     from learning.auditing.spans import projections, rows_at_positions
 
-    counts: dict[str, list[int]] = {"public": [0, 0, 0], "present": [0, 0, 0]}
+    counts: dict[str, list[int]] = {"public": [0, 0, 0], "present": [0, 0, 0], "chance": [0, 0, 0]}
     texts, projected = 0, False
     for step in steps:
         names = [name for name, _ in projections(step.module)]
         pad = step.module.pad_id
-        tables = {"present": step.module.embedding.weight.detach().numpy().copy()}
+        own = step.module.embedding.weight.detach().numpy().copy()
+        drawn = np.random.default_rng(0).normal(own.mean(), own.std(), own.shape)
+        tables = {"present": own, "chance": drawn.astype(np.float32)}
         if step.public is not None:
             tables["public"] = step.public
         for row in range(len(step.ids)):
@@ -113,9 +120,11 @@ def read_by_tables(steps: Sequence[Step]) -> Read:
                 counts[which] = [
                     a + b for a, b in zip(counts[which], (right, named.total(), there.total()), strict=True)
                 ]
+    if not texts:
+        return Read(None, None, None, 0, projected=projected)
     known = all(step.public is not None for step in steps)
-    public, present = _f1(counts["public"]), _f1(counts["present"])
-    return Read(public if texts and known else None, present if texts else None, texts, projected)
+    public, present, chance = (_f1(counts[which]) for which in ("public", "present", "chance"))
+    return Read(public if known else None, present, chance, texts, counts["present"][2], projected)
 
 
 def _f1(counts: Sequence[int]) -> float:
@@ -123,8 +132,8 @@ def _f1(counts: Sequence[int]) -> float:
     return 2 * right / (named + there) if named + there else 0.0
 
 
-def sentences(read: Read) -> tuple[str, ...]:
-    """What keeping the table private is worth, in words."""
+def sentences(read: Read, whose: str) -> tuple[str, ...]:
+    """What keeping the table private is worth, in words. whose: the texts, and the model that was attacked."""
     if read.present is None and read.projected:
         return (
             "An attacker that sees one member's step has the first attention's inputs only as a public random matrix "
@@ -136,14 +145,20 @@ def sentences(read: Read) -> tuple[str, ...]:
             "An attacker that sees one member's step has no gradient of the first attention's inputs to read, because "
             "the job does not share one.",
         )
-    ahead = f"An attacker that sees one member's step on one text alone ({read.texts} texts)"
-    present = f"with the member's present table it would read {100 * read.present:.0f} %"
+    ahead = (
+        f"An attacker that sees one member's step on one text alone, without noise ({read.texts} texts with "
+        f"{read.tokens} tokens: {whose})"
+    )
+    present = f"with the member's present table it would name {100 * read.present:.0f} %"
+    chance = f"with random rows, by chance, {100 * (read.chance or 0.0):.0f} %"
     if read.public is None:
-        return (f"{ahead} has no table to read it with, since rows start from the member's secret; {present}.",)
+        return (
+            f"{ahead} has no table to read it with, since rows start from the member's secret; {present}; {chance}.",
+        )
     worth = 100 * (read.present - read.public)
     return (
-        f"{ahead} reads {100 * read.public:.0f} % of its tokens (F1) with the public table that rows start from; "
-        f"{present}. So keeping the present table private is worth {worth:.0f} points of 100; secure aggregation and "
-        "noise protect the rest.",
+        f"{ahead} names {100 * read.public:.0f} % of the tokens (F1) with the public table that rows start from; "
+        f"{present}; {chance}. So keeping the present table private is worth {worth:.0f} points of 100; secure "
+        "aggregation and noise protect the rest.",
         "If the embedding were shared, the rows that move would name every token.",
     )

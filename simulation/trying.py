@@ -249,16 +249,20 @@ def try_kept(
     until = time.time() + 60 * asked.minutes
     torch.set_num_threads(1)
     check_job(job)
-    divided = divide(rows, validation=asked.validation, test=asked.test, seed=asked.seeds[0])
-    dealt = [deal(divided.train, asked.partition, asked.members or 0, asked.alpha, seed) for seed in asked.seeds]
-    if len(dealt[0]) < job.rounds.min_members:
-        raise RowsUnfit(_too_few(job, len(dealt[0])))
+    # Nothing is chosen, so no rows are kept to choose by.
+    divided = divide(rows, validation=0.0, test=asked.test, seed=asked.seeds[0])
+    dealt = deal(divided.train, asked.partition, asked.members or 0, asked.alpha, asked.seeds[0])
+    if len(dealt) < job.rounds.min_members:
+        raise RowsUnfit(_too_few(job, len(dealt)))
+
+    def late() -> bool:
+        return time.time() > until
 
     def made(spec: JobSpec, out: Path) -> JobBundle:
         make_job_bundle(spec, folder, out, report=report, collection=collection)
         return read_job_bundle(out)
 
-    return try_own(job, divided, dealt, asked.seeds, made, server, until=until, cores=asked.cores, report=report)
+    return try_own(job, divided, dealt, asked.seeds, made, server, late=late, cores=asked.cores, report=report)
 
 
 def _too_few(job: JobSpec, members: int) -> str:

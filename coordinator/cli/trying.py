@@ -149,6 +149,12 @@ def try_job(
         )
     if members is None and column is None:
         fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
+    if keeps_state(job.method) and (epsilon is not None or out is not None):
+        fail(
+            f"method {job.method.name} keeps a part of the model with its members: the job is played as written, with "
+            "its own noise, and nothing is tuned; leave out --epsilon and --out",
+            ExitCode.USAGE,
+        )
     private = _declared(data, rows, force)
     try:
         # Loads torch, so that its absence is said before anything is read.
@@ -229,14 +235,18 @@ def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: boo
         print_json({"job": job.name, **report.as_json()})
         return
     train, test = report.rows
+    sizes, (least, most) = [each.rows for each in report.members], report.measured
     typer.echo(
-        f"{train} training rows at {len(report.members)} members, each of which trains on {min(report.members)} to "
-        f"{max(report.members)}; {test} test rows; {len(report.seeds)} seeds."
+        f"{train} rows at {len(sizes)} members with {min(sizes)} to {max(sizes)} rows, of which {least} to {most} only "
+        f"measure a member; {test} test rows; {len(report.seeds)} seeds. Figures are means over the seeds."
     )
     lines = [[name, f"{100 * each.own:.1f}", f"{100 * each.common:.1f}"] for name, each in report.variants.items()]
     typer.echo("\n" + table(["VARIANT", "OWN ROWS %", "TEST ROWS %"], lines) + "\n")
+    typer.echo("Each member compared with itself, on the same own rows:")
     for each in report.gains:
-        typer.echo(f"The private part, {each.sentence}.")
+        typer.echo(each.sentence)
+    for sentence in report.ungrouped:
+        typer.echo(sentence)
     for sentence in report.attacked:
         typer.echo(sentence)
     if report.cut:

@@ -3,12 +3,14 @@
 import csv
 import json
 import os
+import random
 import re
 import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +19,7 @@ from learning.training.outcome import TrainingLost
 from simulation.engines import WorkersDied
 from simulation.kept_features import SharedFeatures
 from tacit.job import JobSpec
+from tests.support.tiny_models import saved
 from tests.support.tried_jobs import DIVERGES, TOML, written_job, written_rows
 from toolkit.console import CommandFailed, ExitCode
 
@@ -231,17 +234,109 @@ def test_a_job_that_keeps_the_embedding_says_what_that_is_worth_and_writes_no_jo
     said = tried(*words)
     for line in ("the job as written", "everything shared", "each member alone"):
         assert line in said
-    assert "The private part, against everything shared, all 3 members: " in said
+    assert "The private part against everything shared, all 3 members (32 rows, " in said
+    assert "All members have 32 rows, so nothing is said by their size." in said
+    assert "All members have 14 % unknown words, so nothing is said by their share of them." in said
     assert "measured for transformers only" in said
     assert "no job file was written" in said
     assert not list(tmp_path.glob("*.tuned.toml"))
-    found = json.loads(tried(*words, "--json").splitlines()[-1])
+    found = json.loads(tried(*words, "--json").splitlines()[-1], parse_constant=pytest.fail)
     assert (found["job"], len(found["members"]), found["seeds"]) == ("tried", 3, [0])
+    assert found["rows"] == {"training": 96, "test": 24}
     assert found["variants"]["everything shared"].keys() == {"own", "common"}
     # The job as written shares no embedding; alone, a member shares nothing.
     assert "aggregation.groups" not in said
     refused = tried(*words[:-4], "--members", 2, "--seed", 0, code=ExitCode.USAGE)
     assert "needs 3 members (rounds.min_members)" in refused
+    for more in (("--epsilon", 4), ("--out", tmp_path / "x.toml")):
+        assert "leave out --epsilon and --out" in tried(*words, *more, code=ExitCode.USAGE)
+
+
+OVER_BASE = """schema = 1
+name = "desk"
+labels = ["day", "night"]
+method = "fedvocab"
+[model]
+architecture = "transformer"
+base = "encoder"
+max_tokens = 24
+dropout = 0.0
+injection = { name = "lora", rank = 4 }
+[vocabulary]
+kind = "wordpiece"
+size = 120
+[training]
+learning_rate = 0.02
+epochs = 5
+batch = 8
+[rounds]
+count = 3
+min_members = 3
+"""
+FILLERS = ["the", "is", "was", "over", "a", "hill", "and", "we", "saw", "they", "came", "by", "then", "old"]
+KNOWN = {"day": ["sun", "noon", "light", "bright"], "night": ["moon", "dark", "star", "late"]}
+SITES = {"codes 1": 30, "codes 2": 40, "codes 3": 60, "plain 1": 40, "plain 2": 50, "plain 3": 60}
+
+
+def six_sites():
+    """Rows whose label one word decides. At three sites it is a code of the site, which the base cannot spell."""
+    draw = random.Random(7)
+    for site, count in SITES.items():
+        codes = ["".join(draw.choices("nopqrstuvwxyz", k=5)) for _ in range(4)]
+        deciding = {"day": codes[:2], "night": codes[2:]} if site.startswith("codes") else KNOWN
+        for number in range(count):
+            label = ("day", "night")[number % 2]
+            words = [draw.choice(deciding[label]), *draw.sample(FILLERS, 3)]
+            draw.shuffle(words)
+            yield {"text": " ".join(words), "label": label, "site": site}
+
+
+def test_an_own_vocabulary_over_a_base_helps_the_members_whose_words_the_base_lacks(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *FILLERS, *KNOWN["day"], *KNOWN["night"]]
+    saved(tmp_path / "encoder", "bert", bare=True, words=len(pieces), tokenizer=False)
+    (tmp_path / "encoder" / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    job, data = tmp_path / "job.toml", tmp_path / "rows.jsonl"
+    job.write_text(OVER_BASE)
+    data.write_text("".join(json.dumps(row) + "\n" for row in six_sites()))
+    words = (job, "--data", data, *PUBLIC, "--column", "site", "--seed", 0, "--cores", 1, "--minutes", 30, "--json")
+    found = json.loads(tried(*words).splitlines()[-1], parse_constant=pytest.fail)
+    assert (found["rows"], found["cut_by_time"]) == ({"training": 224, "test": 56}, False)
+    # By the column's values, so that the sites with codes come first: one word of four is a code.
+    assert [each["unknown"] for each in found["members"]] == [0.25] * 3 + [0.0] * 3
+    sizes = [each["rows"] for each in found["members"]]
+    assert sum(sizes) == 224
+    own = {name: np.array(each) for name, each in found["own_by_member"].items()}
+    against = "the base's word pieces"
+    apart = own["the job as written"] - own[against]
+    # Without the codes, the base's pieces leave a coin's toss on the few rows that measure a member.
+    assert (apart[:3] > 0).all()
+    assert apart[:3].mean() > 0.3
+    assert own["the job as written"].mean() > 0.85
+    assert abs(apart[3:].mean()) < 0.15
+    gains = {each["of"].partition(" (")[0]: each for each in found["gains"] if each["against"] == against}
+    assert list(gains) == [
+        *("all 6 members", "the 3 smaller members", "the 3 larger members"),
+        *("the 3 members with fewer unknown words", "the 3 members with more unknown words"),
+    ]
+    order = np.argsort(sizes)
+    for name, places in zip(gains, ([*range(6)], order[:3], order[3:], [3, 4, 5], [0, 1, 2]), strict=True):
+        chosen, gain = apart[places], gains[name]
+        assert gain["gain"] == pytest.approx(chosen.mean()), name
+        assert (gain["better"], gain["worse"]) == ((chosen > 1e-9).sum(), (chosen < -1e-9).sum())
+    few, many = gains["the 3 members with fewer unknown words"], gains["the 3 members with more unknown words"]
+    assert (many["better"], many["worse"]) == (3, 0)
+    assert many["gain"] - few["gain"] > 0.3
+    # The shared table has the codes of nobody either.
+    assert (own["the job as written"] - own["everything shared"])[:3].mean() > 0.2
+    # The attack is on two of these members: with the fewest and the most unknown words, and four words in each text.
+    said = found["attacked"][0]
+    assert "16 texts with 64 tokens: the first 8 training rows of members " in said
+    assert set(re.findall(r"rows, (\d+) % unknown words", said)) == {"0", "25"}
+    public, present, chance = map(int, re.findall(r"(?:names|name|chance,) (\d+) %", said))
+    # A code's row started at the base's row for unknown words, as all codes' did, so the public table names no code.
+    assert chance + 10 < public < 75
+    assert present > 90
+    assert f"private is worth {present - public} points" in said
 
 
 KEPT = f"""{DIVERGES}
