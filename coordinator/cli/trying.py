@@ -149,12 +149,6 @@ def try_job(
         )
     if members is None and column is None:
         fail("give --members N, or --column NAME whose values are the members", ExitCode.USAGE)
-    if keeps_state(job.method) and (epsilon is not None or out is not None):
-        fail(
-            f"method {job.method.name} keeps a part of the model with its members: the job is played as written, with "
-            "its own noise, and nothing is tuned; leave out --epsilon and --out",
-            ExitCode.USAGE,
-        )
     private = _declared(data, rows, force)
     try:
         # Loads torch, so that its absence is said before anything is read.

@@ -248,8 +248,6 @@ def test_a_job_that_keeps_the_embedding_says_what_that_is_worth_and_writes_no_jo
     assert "aggregation.groups" not in said
     refused = tried(*words[:-4], "--members", 2, "--seed", 0, code=ExitCode.USAGE)
     assert "needs 3 members (rounds.min_members)" in refused
-    for more in (("--epsilon", 4), ("--out", tmp_path / "x.toml")):
-        assert "leave out --epsilon and --out" in tried(*words, *more, code=ExitCode.USAGE)
 
 
 OVER_BASE = """schema = 1
