@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, Protocol
 
-__all__ = ["Engine", "RayMissing", "WorkersDied", "local_engine", "ray_engine"]
+__all__ = ["Engine", "NoRoom", "RayMissing", "WorkersDied", "local_engine", "ray_engine", "room_of"]
 
 # A call that kills its worker each time would never end.
 _MAX_DEATHS = 3
@@ -34,6 +34,10 @@ class WorkersDied(RuntimeError):
 
 class RayMissing(ValueError):
     """Ray is not installed."""
+
+
+class NoRoom(ValueError):
+    """A Ray cluster has no room for the workers, even if nobody else uses it. Ray itself would wait for ever."""
 
 
 class Engine(Protocol):
@@ -160,12 +164,14 @@ class _Actors:
     # A call costs Ray's own processes about as much as a member's training of a head costs the actor.
     shares = 2
 
-    def __init__(self, make: Make, told: Any, workers: int, gpus: float) -> None:
+    def __init__(self, make: Make, told: Any, workers: int, gpus: float, report: Callable[[str], None]) -> None:
         import ray as found
 
         # Ray's own types do not know what its decorators make.
         ray: Any = found
-        self._ray, self.workers = ray, workers
+        self._ray, self.workers, self._gpus, self._report = ray, workers, gpus, report
+        self._check_room()
+        self._tell_of_others()
         held = ray.put(told)
 
         class Actor:
@@ -180,6 +186,31 @@ class _Actors:
         kind: Any = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Actor)
         self._start = lambda: kind.remote(held)
         self._actors = [self._start() for _ in range(workers)]
+
+    @property
+    def _needs(self) -> str:
+        return f"one CPU and {self._gpus:g} GPU" if self._gpus else "one CPU"
+
+    def _check_room(self) -> None:
+        """Raises NoRoom if the nodes that are there do not suffice."""
+        nodes = [each["Resources"] for each in self._ray.nodes() if each["Alive"]]
+        room = room_of(nodes, self._gpus)
+        if room < self.workers:
+            has = ", ".join(f"{each.get('CPU', 0):g} CPUs and {each.get('GPU', 0):g} GPUs" for each in nodes[:8])
+            advice = f"use --workers {room}, or add nodes" if room else "lower --gpus, or add nodes"
+            raise NoRoom(
+                f"Ray has room for {room} of {self.workers} workers: each needs {self._needs}, and the cluster's "
+                f"{len(nodes)} nodes have {has or 'nothing'}; {advice}"
+            )
+
+    def _tell_of_others(self) -> None:
+        """Reports if others hold what the workers need."""
+        free = room_of([self._ray.available_resources()], self._gpus)
+        if free < self.workers:
+            self._report(
+                f"Ray has room for {free} of {self.workers} workers now, each with {self._needs}, because others use "
+                "the cluster; the rest of the work waits for them"
+            )
 
     def each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """See `Engine`."""
@@ -211,6 +242,8 @@ class _Actors:
                     if deaths == _MAX_DEATHS * len(self._actors):
                         # Ray says here what an actor could not import or load.
                         raise _died(what) from error
+                    # Its node may be gone.
+                    self._check_room()
                     self._actors[place] = self._start()
             except self._ray.exceptions.RayTaskError as error:
                 # The worker's own exception, as other engines raise it.
@@ -236,7 +269,13 @@ class _Actors:
 
 @contextmanager
 def ray_engine(
-    make: Make, told: Any, workers: int, *, address: str | None = None, gpus: float = 0.0
+    make: Make,
+    told: Any,
+    workers: int,
+    *,
+    address: str | None = None,
+    gpus: float = 0.0,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Engine]:
     """Start actors, each with `make(told)`, on a Ray cluster, and end them afterwards.
 
@@ -245,9 +284,11 @@ def ray_engine(
         workers: actors, each with one processor.
         address: of the cluster (`auto` finds a running one); None starts Ray on this machine, and ends it afterwards.
         gpus: share of a GPU that each actor has.
+        report: called with a sentence if actors must wait for others who use the cluster.
 
     Raises:
         RayMissing: Ray is not installed.
+        NoRoom: the cluster's nodes cannot hold the actors, now or after one of them died.
     """
     try:
         import ray
@@ -260,7 +301,7 @@ def ray_engine(
             settings |= {"num_cpus": workers}
         ray.init(address=address, **settings)
     try:
-        engine = _Actors(make, told, workers, gpus)
+        engine = _Actors(make, told, workers, gpus, report)
         try:
             yield engine
         finally:
@@ -268,6 +309,24 @@ def ray_engine(
     finally:
         if ours:
             ray.shutdown()
+
+
+def room_of(nodes: Sequence[Mapping[str, float]], gpus: float) -> int:
+    """Return how many actors nodes can hold, each actor on one node with one CPU and this share of a GPU.
+
+    Args:
+        nodes: each node's resources, as Ray names them.
+        gpus: below 1, actors share a GPU; above, each has whole ones.
+    """
+
+    def of(node: Mapping[str, float]) -> int:
+        cpus, held = int(node.get("CPU", 0)), node.get("GPU", 0.0)
+        if not gpus:
+            return cpus
+        # Ray takes a share from one GPU, never from two. The addend is for shares such as 0.1, which are not exact.
+        return min(cpus, int(held) * int(1 / gpus + 1e-9) if gpus < 1 else int(held / gpus + 1e-9))
+
+    return sum(map(of, nodes))
 
 
 def _died(what: str) -> WorkersDied:

@@ -244,6 +244,7 @@ def opened(
     folder: Path,
     *,
     summing: Callable[[int], Summing] | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Simulation]:
     """Open a simulation with its engine.
 
@@ -254,9 +255,10 @@ def opened(
         server: the coordinator's arithmetic.
         folder: of the simulation.
         summing: makes what adds the vectors of a cohort of this size; None: they are added one by one.
+        report: called with sentences on what the simulation waits for.
 
     Raises:
-        NotSimulated, RayMissing: as in `Simulation` and `ray_engine`.
+        NotSimulated, RayMissing, NoRoom: as in `Simulation` and `ray_engine`.
     """
     from export.bundle import read_job_bundle
 
@@ -273,7 +275,7 @@ def opened(
         engine: Engine | None = None
         if engines.name == "ray":
             engine = held.enter_context(
-                ray_engine(Worker, world, engines.workers, address=engines.address, gpus=engines.gpus)
+                ray_engine(Worker, world, engines.workers, address=engines.address, gpus=engines.gpus, report=report)
             )
         elif engines.workers > 1:
             engine = held.enter_context(local_engine(Worker, world, engines.workers))

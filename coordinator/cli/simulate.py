@@ -157,11 +157,13 @@ def simulate(
             shares,
             target,
             seed=seed,
-            report=lambda sentence: typer.echo(f"  {sentence}", err=True),
+            report=_say,
             collection=None if where is None else Collection(where / FOLDER),
         )
         engines = Engines(engine, workers, ray_address, gpus, pick_device(device))
-        with opened(made, plan, engines, InMemory(), target, summing=_masked if secure else None) as simulation:
+        with opened(
+            made, plan, engines, InMemory(), target, summing=_masked if secure else None, report=_say
+        ) as simulation:
             _play(simulation, job, target, as_json)
     except WorkersDied as error:
         fail(str(error), ExitCode.FAILED)
@@ -171,6 +173,10 @@ def simulate(
         fail(str(error), ExitCode.USAGE)
     except (ValueError, OSError) as error:
         fail(f"{file} cannot be simulated: {error}", ExitCode.USAGE)
+
+
+def _say(sentence: str) -> None:
+    typer.echo(f"  {sentence}", err=True)
 
 
 def _masked(cohort: int) -> "MaskedSums":

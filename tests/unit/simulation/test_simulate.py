@@ -16,7 +16,7 @@ from coordinator.rounds.in_memory import InMemory
 from coordinator.rounds.masked_sum import MaskedSums
 from learning.text.data import Example
 from learning.text.turns import Dialogue, Turn
-from simulation.engines import WorkersDied, local_engine, ray_engine
+from simulation.engines import NoRoom, WorkersDied, local_engine, ray_engine, room_of
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared
 from simulation.simulate import Losses, NotSimulated, Plan, Played
 from simulation.trial import Rows, RowsUnfit
@@ -208,6 +208,48 @@ def test_a_killed_actor_is_replaced_with_the_calls_that_waited_for_it(tmp_path, 
         found = list(engine.each("length", [(version,) for _ in range(6)] + [(b"small",)]))
     assert found == [200_000] * 6 + [5]
     assert sizes == [0, 200_000]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "room"),
+    [
+        ([{"CPU": 4.0}, {"CPU": 1.0, "memory": 9.0}], 0.0, 5),
+        ([], 0.0, 0),
+        ([{"CPU": 4.0}], 0.5, 0),
+        # A share is of one GPU: three shares of 0.6 need three.
+        ([{"CPU": 16.0, "GPU": 3.0}], 0.6, 3),
+        ([{"CPU": 16.0, "GPU": 1.0}], 0.1, 10),
+        ([{"CPU": 2.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 3.0}], 2.0, 3),
+    ],
+)
+def test_room_is_counted_node_by_node(nodes, gpus, room):
+    assert room_of(nodes, gpus) == room
+
+
+@pytest.mark.long
+def test_a_ray_cluster_without_room_says_so_and_nobody_waits(tmp_path):
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        told = []
+        for more, said in (
+            ({"workers": 5}, "room for 2 of 5 workers: each needs one CPU, and .* 2 CPUs and 0 GPUs; use --workers 2,"),
+            ({"workers": 1, "gpus": 0.5}, "room for 0 of 1 workers: each needs one CPU and 0.5 GPU.*; lower --gpus,"),
+        ):
+            with pytest.raises(NoRoom, match=said), ray_engine(Dying, tmp_path, report=told.append, **more):
+                pytest.fail("nothing can run")
+        assert told == []
+        (tmp_path / "died").touch()
+        # Somebody else's actor has one of the two CPUs.
+        other = ray.remote(num_cpus=1)(Dying).remote(tmp_path)
+        assert ray.get(other.square.remote(3)) == 9
+        with ray_engine(Dying, tmp_path, 2, report=told.append) as engine:
+            (sentence,) = told
+            assert sentence.startswith("Ray has room for 1 of 2 workers now, each with one CPU, because others use")
+            ray.kill(other)
+            assert list(engine.each("square", [(number,) for number in range(8)])) == [n * n for n in range(8)]
+    finally:
+        ray.shutdown()
 
 
 def test_another_simulation_in_the_folder_is_refused(made, tmp_path):
