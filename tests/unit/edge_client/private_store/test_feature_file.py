@@ -166,3 +166,17 @@ def test_pieces_hold_no_more_than_the_store_and_rows_that_are_gone_go_first(made
         with pytest.raises(KeyboardInterrupt):
             store.read(KIND, order, ends(order))
         assert list(made().load(KIND)) == kept
+
+
+def test_a_stop_writes_what_no_piece_has_yet(made, tmp_path):
+    keys, table = list(rows()), rows()
+
+    def ends(places):
+        for place in places[:3]:
+            yield [place], table[keys[place]][None]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FeatureStore(keeper=made(), piece_seconds=3600.0).read(KIND, keys, ends)
+    assert same(made().load(KIND), {key: table[key] for key in keys[:3]})
+    assert [each.suffix for each in (tmp_path / "features").iterdir()] == [".000001"]
