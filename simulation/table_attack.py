@@ -155,10 +155,11 @@ def sentences(read: Read, whose: str) -> tuple[str, ...]:
         return (
             f"{ahead} has no table to read it with, since rows start from the member's secret; {present}; {chance}.",
         )
-    worth = 100 * (read.present - read.public)
+    # Of the figures as printed, so that they add up.
+    worth = round(100 * read.present) - round(100 * read.public)
     return (
         f"{ahead} names {100 * read.public:.0f} % of the tokens (F1) with the public table that rows start from; "
-        f"{present}; {chance}. So keeping the present table private is worth {worth:.0f} points of 100; secure "
+        f"{present}; {chance}. So keeping the present table private is worth {worth} of 100 points; secure "
         "aggregation and noise protect the rest.",
         "If the embedding were shared, the rows that move would name every token.",
     )

@@ -253,7 +253,11 @@ def test_what_an_attacker_reads_is_said_in_words():
         "(8 texts with 70 tokens: rows of two members) names 50 % of the tokens (F1) with the public table" in both[0]
     )
     assert "with the member's present table it would name 75 %; with random rows, by chance, 10 %" in both[0]
-    assert "worth 25 points of 100" in both[0]
+    assert "worth 25 of 100 points" in both[0]
+    near = sentences(Read(0.624, 0.636, 0.1, 8, 70), "")[0]
+    assert "names 62 %" in near
+    assert "would name 64 %" in near
+    assert "worth 2 of 100 points" in near
     assert "rows start from the member's secret" in sentences(Read(None, 0.75, 0.1, 8), "")[0]
     assert "has no gradient" in sentences(Read(None, None, None, 0), "")[0]
     assert table_attack._f1((0, 0, 0)) == 0.0

@@ -334,7 +334,7 @@ def test_an_own_vocabulary_over_a_base_helps_the_members_whose_words_the_base_la
     # A code's row started at the base's row for unknown words, as all codes' did, so the public table names no code.
     assert chance + 10 < public < 75
     assert present > 90
-    assert f"private is worth {present - public} points" in said
+    assert f"private is worth {present - public} of 100 points" in said
 
 
 KEPT = f"""{DIVERGES}
