@@ -220,7 +220,8 @@ def test_features_are_computed_once_and_kept(tmp_path):
 
     def compute(places):
         computed.append(places)
-        return np.array([[place, 1] for place in places], dtype=np.float32)
+        for place in places:
+            yield [place], np.array([[place, 1]], dtype=np.float32)
 
     store = KeptFeatures(tmp_path)
     keys = [bytes([place]) * 32 for place in range(3)]
