@@ -74,7 +74,8 @@ def test_accumulated_pieces_make_the_step_of_the_whole_batch(microbatch: int, ch
     seen: list[int] = []
     made = []
     for recipe in (SGD, SGD.model_copy(update={"microbatch": microbatch, "checkpointing": checkpointing})):
-        module = causal("qwen2", "lora")
+        # The layers in double precision: six steps of float32, summed in another order, round by more than the bound.
+        module = causal("qwen2", "lora").double()
         seen.clear()
         handle = module.lora["layer0_query"].register_forward_hook(lambda _, x, __: seen.append(len(x[0])))
         train(module, ids, targets, recipe.model_copy(update={"epochs": 2}), seed=1)
@@ -82,8 +83,7 @@ def test_accumulated_pieces_make_the_step_of_the_whole_batch(microbatch: int, ch
         made.append(trained(module))
         assert max(seen) <= (recipe.microbatch or 2)
         assert not module.checkpointing
-    # Values move by up to 0.6, and six steps round in another order.
-    assert_near(made[1], made[0], atol=1e-5)
+    assert_near(made[1], made[0])
 
 
 def test_frozen_matrices_stay_the_same_to_the_bit() -> None:
