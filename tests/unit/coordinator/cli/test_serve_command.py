@@ -1,6 +1,6 @@
 """`coordinator serve` on a folder that it cannot serve from: a sentence and a code, and no traceback."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +15,7 @@ from toolkit.console import ExitCode
 
 def ends_soon(folder):
     """The authority ends in half an hour, and the server needs a certificate."""
-    made = Authority.create(now=party.present() - AUTHORITY_LIFETIME + timedelta(minutes=30), key=party.key(100))
+    made = Authority.create(now=datetime.now(UTC) - AUTHORITY_LIFETIME + timedelta(minutes=30), key=party.key(100))
     made.store(folder.authority_certificate, folder.authority_key)
 
 
