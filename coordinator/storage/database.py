@@ -480,12 +480,27 @@ def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
     # _sqlite_begin begins transactions, because the driver would begin them late and leave DDL outside.
     connection.isolation_level = None
     cursor = connection.cursor()
-    # First, because switching to WAL needs a lock that another process may hold.
     cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    cursor.execute("PRAGMA journal_mode = WAL")
+    _wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _wal(cursor: sqlite3.Cursor) -> None:
+    """Switches a file to WAL, which a new one needs once.
+
+    SQLite does not wait out its own timeout here if another process writes or switches: both could wait for each other.
+    """
+    until = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.02)
 
 
 def _sqlite_begin(connection: Connection) -> None:

@@ -69,13 +69,15 @@ class LostAnswers:
                 if outward and self.armed is not None and b"COMMIT" in data:
                     loses, self.armed = self.armed, None
                     self.cuts += 1
+                    if loses is Loses.ANSWER:
+                        # First, because the answer may be there before this thread goes on.
+                        deaf.set()
                     if loses is not Loses.COMMIT:
                         sink.sendall(data)
                     if loses is not Loses.ANSWER:
                         source.shutdown(socket.SHUT_RDWR)
                         # The other thread closes the server's side once the server has ended it, or has answered.
                         return
-                    deaf.set()
                     continue
                 if not outward and deaf.is_set():
                     # The server has answered: the work is committed, and the coordinator will not hear of it.

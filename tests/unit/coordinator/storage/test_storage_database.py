@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -329,6 +330,25 @@ def test_two_processes_that_start_at_once_migrate_once(database_url):
     for number, database in enumerate(opened):
         database.run_now(note(number))
         database.close()
+
+
+def test_opening_waits_for_another_process_that_writes_a_new_file(tmp_path):
+    """SQLite refuses to switch such a file to WAL at once, whatever its timeout."""
+    path = tmp_path / "tacit.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    switching = sqlite3.connect(path)
+    switching.execute("PRAGMA busy_timeout = 30000")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        switching.execute("PRAGMA journal_mode = WAL")
+    switching.close()
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(open_database, f"sqlite:///{path}")
+        with pytest.raises(TimeoutError):
+            opening.result(0.2)
+        other.execute("COMMIT")
+        other.close()
+        opening.result(30).close()
 
 
 def test_a_database_by_newer_software_is_refused_and_left_alone(database_url):
