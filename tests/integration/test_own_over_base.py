@@ -2,24 +2,31 @@
 killed twice and resumes, exports its model and measures it.
 
 The encoder is a random BERT that the test makes, with few whole words, so most of a member's pieces are means of
-several of its rows.
+several of its rows. A member's texts begin with a word in Greek letters that neither the base nor another member has.
 """
 
 import json
 import re
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from edge_client.private_store.upkeep import held, look
 from export.bundle import read_job_bundle
+from export.figures import figures_of
+from export.figures_report import figures_json
+from export.predictor import Predictor
+from learning.models.assembly import whole_model
 from learning.text.composed import pieces_of
-from learning.text.data import read_examples
+from learning.text.data import label_ids, read_examples
 from learning.text.tables import entries_of
+from learning.training.local import logits_of
 from secure_agg import packed_size
 from tacit.v1 import operator_pb2 as pb
 from tacit.vector import layout_of
@@ -28,7 +35,8 @@ from toolkit.console import ExitCode
 
 pytestmark = pytest.mark.timeout(600)
 
-FOUR = ("north", "east", "south", "west")
+LOCAL = {"north": "αβ", "east": "γδ", "south": "εζ", "west": "ηθ"}
+FOUR = tuple(LOCAL)
 JOB, ROWS, ROUNDS, EMBEDDING = "based", 60, 6, "embedding.weight"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -103,14 +111,14 @@ class Town:
         self.folder, self.federation = folder, Federation(folder)
         stack.callback(self.federation.close)
         self.federation.enrol(*FOUR, policy=POLICY)
-        lines = (EXAMPLES / "train.jsonl").read_text().splitlines(keepends=True)
+        rows = [json.loads(line) for line in (EXAMPLES / "train.jsonl").read_text().splitlines()]
         for number, name in enumerate(FOUR):
-            self.data(name).write_text("".join(lines[ROWS * number : ROWS * (number + 1)]))
-        self.unseen = folder / "unseen.jsonl"
-        self.unseen.write_text("".join(lines[ROWS * 5 : ROWS * 6]))
+            for path, at in ((self.data(name), number), (self.held_out(name), number + len(FOUR))):
+                some = [each | {"text": f"{LOCAL[name]} {each['text']}"} for each in rows[ROWS * at : ROWS * (at + 1)]]
+                path.write_text("".join(json.dumps(each) + "\n" for each in some))
         made_encoder(folder / "encoder")
         spec = folder / f"{JOB}.toml"
-        labels = json.dumps(sorted({json.loads(line)["label"] for line in lines}))
+        labels = json.dumps(sorted({each["label"] for each in rows}))
         spec.write_text(SPEC.format(name=JOB, labels=labels, count=ROUNDS))
         halt = folder / "halt"
         for name in FOUR[:3]:
@@ -146,6 +154,9 @@ class Town:
 
     def data(self, name):
         return self.folder / f"{name}.jsonl"
+
+    def held_out(self, name):
+        return self.folder / f"{name}-held-out.jsonl"
 
     def state(self, name):
         return look(self.home(name), JOB, None)[1]
@@ -242,24 +253,99 @@ def exported(town, name, out):
     assert done["max_difference"] <= 1e-4
     assert (out / "tokenizer.json").read_bytes() == state.tokenizer
     # Always the most frequent label would be right for a third.
-    assert right(out, town.data(name)) >= 0.7 * ROWS
-    return done
-
-
-def right(bundle, data):
-    """How many of these rows an exported model labels as they are labelled."""
-    predicted = succeed("edge_client", "predict", "--bundle", bundle, "--file", data, "--json")
+    predicted = succeed("edge_client", "predict", "--bundle", out, "--file", town.data(name), "--json")
     labels = [json.loads(line)["label"] for line in predicted.splitlines()]
-    return sum(map(str.__eq__, labels, [each.label for each in read_examples(data)]))
+    right = sum(map(str.__eq__, labels, [each.label for each in read_examples(town.data(name))]))
+    assert right >= 0.7 * ROWS
+
+
+def measured(town, name, *words, test=None):
+    """What a member prints of its own model, on its held-out rows if no other file is named."""
+    files = ("--home", town.home(name), "--data", town.data(name), "--test", test or town.held_out(name))
+    return succeed("edge_client", "evaluate", JOB, *files, *words)
+
+
+def figures_on(town, name, logits):
+    """The figures of these logits on the member's held-out rows."""
+    labels = town.bundle.document.labels
+    found = figures_of(np.asarray(logits), label_ids(read_examples(town.held_out(name)), labels), labels)
+    return figures_json(found)
+
+
+def with_table(town, name, tokenizer, table):
+    """The figures of the newest version above a vocabulary and its table, which nothing of a member's made."""
+    version = town.detail.job.version
+    (blob,) = (town.federation.dir / "store").rglob(f"blobs/*/{version.hex()}")
+    document, frozen = town.bundle.document, town.bundle.frozen
+    parts = (town.bundle.manifest, blob.read_bytes(), tokenizer, {EMBEDDING: table})
+    module, encoder = whole_model(document, *parts, frozen=frozen)
+    texts = [each.text for each in read_examples(town.held_out(name))]
+    return figures_on(town, name, logits_of(module, encoder.encode(texts)))
+
+
+def reading_of(tokenizer, rows):
+    """How much of these texts a model with these pieces reads: 48 tokens of each, [CLS] and [SEP] among them."""
+    pieces = Tokenizer.from_str(tokenizer.decode())
+    whole = [pieces.encode(each.text, add_special_tokens=False).ids for each in rows]
+    read = [each[:46] for each in whole]
+    unknown = sum(each.count(pieces.token_to_id("[UNK]")) for each in read)
+    tokens, cut = sum(map(len, read)), sum(len(each) > 46 for each in whole)
+    return {"texts": len(rows), "cut_texts": cut, "tokens": tokens, "unknown_tokens": unknown}
+
+
+def same(told, expected):
+    for key, value in expected.items():
+        assert told[key] == (pytest.approx(value, abs=1e-4) if isinstance(value, float) else value), key
+
+
+@pytest.mark.parametrize("name", ["north", "west"])
+def test_a_member_measures_its_own_table_on_its_own_rows(town, name):
+    """West was killed twice. Its table is that of its last counted update."""
+    state, rows = town.state(name), read_examples(town.held_out(name))
+    told = json.loads(measured(town, name, "--epochs", "0", "--json"))
+    assert (told["version"], told["digest"]) == (ROUNDS, town.detail.job.version.hex())
+    assert (told["private_values"], told["also_in_data"]) == (state.arrays[EMBEDDING].size, 0)
+    # The rows are the held-out ones, each once.
+    counts = Counter(each.label for each in rows)
+    assert dict(zip(told["labels"], map(sum, told["confusion"]), strict=True)) == counts
+    assert (told["examples"], told["majority_accuracy"]) == (ROWS, max(counts.values()) / ROWS)
+    # The vocabulary is the member's own: the base can spell the local word of no row.
+    reading = reading_of(state.tokenizer, rows)
+    assert reading["unknown_tokens"] < 10
+    assert reading_of(town.bundle.base_tokenizer, rows)["unknown_tokens"] >= ROWS
+    same(told["reading"], reading | {"unknown_share": reading["unknown_tokens"] / reading["tokens"]})
+    # The table is the member's own, as training left it. Neither the base's rows for the same pieces nor the base's
+    # pieces give these figures.
+    same(told, with_table(town, name, state.tokenizer, state.arrays[EMBEDDING]))
+    manifest, data = town.bundle.private
+    public, base = manifest.unflatten(manifest.decode(data))[EMBEDDING], entries_of(town.bundle.base_tokenizer)
+    started = np.zeros_like(state.arrays[EMBEDDING])
+    for entry, at in entries_of(state.tokenizer).items():
+        started[at] = public[pieces_of(entry, base) or [base["[UNK]"]]].mean(axis=0)
+    for other in ((state.tokenizer, started), (town.bundle.base_tokenizer, public)):
+        assert abs(with_table(town, name, *other)["loss"] - told["loss"]) > 0.002
+
+
+def test_a_person_reads_the_same_figures(town):
+    told = json.loads(measured(town, "north", "--epochs", "0", "--json"))
+    lines = measured(town, "north", "--epochs", "0").splitlines()
+    said = f"accuracy {100 * told['accuracy']:.2f} %, loss {told['loss']:.4f}, {ROWS} examples"
+    assert lines[0] == f"version {ROUNDS} of {JOB}: {said}"
+    majority = f"{100 * told['majority_accuracy']:.1f} %, always answering {told['majority_label']}"
+    assert [each.split(maxsplit=2)[2] for each in lines if each.startswith("  majority class")] == [majority]
+    assert lines[-1].startswith(f"{100 * told['reading']['unknown_share']:.1f} % of the tokens are unknown words")
+    # Rows that a member trained on are no measure.
+    lines = measured(town, "north", "--epochs", "0", test=town.data("north")).splitlines()
+    assert lines[-1].startswith(f"{ROWS} of {ROWS} texts of {town.data('north')} are also in {town.data('north')}")
 
 
 def test_a_member_exports_its_model_and_measures_it(town, tmp_path):
+    """What `evaluate` measures is the model that `export` writes, adapted on the same rows."""
     out = tmp_path / "own"
-    done = exported(town, "north", out)
-    words = ("--home", town.home("north"), "--data", town.data("north"), "--json")
-    told = json.loads(succeed("edge_client", "evaluate", JOB, *words, "--test", town.unseen))
-    assert (told["version"], told["examples"], told["private_values"]) == (ROUNDS, ROWS, done["private_values"])
-    assert told["accuracy"] == pytest.approx(right(out, town.unseen) / ROWS)
+    exported(town, "north", out)
+    told = json.loads(measured(town, "north", "--json"))
+    texts = [each.text for each in read_examples(town.held_out("north"))]
+    same(told, figures_on(town, "north", Predictor.load(out).logits(texts)))
 
 
 def test_a_member_that_was_killed_exports_its_model_too(town, tmp_path):
