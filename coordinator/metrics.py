@@ -107,6 +107,7 @@ INSTRUMENTS = (
     # ---- jobs
     Instrument("jobs", "gauge", "Jobs by status: running, paused, finished or aborted.", "jobs", ("status",)),
     Instrument("job_running", "gauge", "1 while the job makes rounds, 0 while it does not.", "", ("job",)),
+    Instrument("job_paused", "gauge", "1 while the job is paused, 0 while it is not.", "", ("job",)),
     Instrument(
         "job_failures",
         "counter",
@@ -208,7 +209,11 @@ INSTRUMENTS = (
         "privacy_epsilon_median", "gauge", "Median of the members' newest reported epsilons.", "epsilon", ("job",)
     ),
     Instrument(
-        "members_reporting", "gauge", "Members that have reported their epsilon or their limit.", "members", ("job",)
+        "members_reporting",
+        "gauge",
+        "Members that have been ready, or have declined at their own privacy limit.",
+        "members",
+        ("job",),
     ),
     Instrument(
         "members_budget_spent",
@@ -396,8 +401,10 @@ class Metrics:
         self._clock = clock
         # Whether members can be sent to this coordinator: not while it starts, stops or stands by.
         self.ready = False
-        # The newest report by job and member, and the members at their limit. Only reports since this process started.
+        # By job: the members' newest reports, those that were ready, and those at their limit. Only since this process
+        # started.
         self._epsilons: dict[str, dict[str, float]] = {}
+        self._with_budget: dict[str, set[str]] = {}
         self._spent: dict[str, set[str]] = {}
         # Members may still report on a job that has just ended.
         self._over: set[str] = set()
@@ -507,6 +514,7 @@ class Metrics:
         """Sets a job's status: running, paused, finished or aborted. A job that is over has no open round."""
         self._statuses[job] = status
         self._of.set("job_running", status == "running", job=job)
+        self._of.set("job_paused", status == "paused", job=job)
         counts = dict.fromkeys(("running", "paused", "finished", "aborted"), 0)
         for each in tuple(self._statuses.values()):
             counts[each] = counts.get(each, 0) + 1
@@ -581,6 +589,7 @@ class Metrics:
         self._of.set("round_started_timestamp_seconds", 0, job=job)
         self._over.add(job)
         self._epsilons.pop(job, None)
+        self._with_budget.pop(job, None)
         self._spent.pop(job, None)
 
     # ---- privacy, as members report it: the limits themselves are enforced on their machines ---------------
@@ -593,28 +602,27 @@ class Metrics:
         reports[member] = epsilon
         self._of.set("privacy_epsilon_largest", max(reports.values()), job=job)
         self._of.set("privacy_epsilon_median", statistics.median(reports.values()), job=job)
-        self._tell_reporting(job)
 
     def budget_left(self, job: str, member: str) -> None:
         """Records that a member is ready, and so not at its limit, whether or not it reports its epsilon."""
         if job in self._over:
             return
-        spent = self._spent.setdefault(job, set())
-        spent.discard(member)
-        self._of.set("members_budget_spent", len(spent), job=job)
+        self._with_budget.setdefault(job, set()).add(member)
+        self._spent.setdefault(job, set()).discard(member)
+        self._tell_budgets(job)
 
     def budget_exhausted(self, job: str, member: str) -> None:
         """Records that a member declined because its next release would exceed its own limit."""
         if job in self._over:
             return
-        spent = self._spent.setdefault(job, set())
-        spent.add(member)
-        self._of.set("members_budget_spent", len(spent), job=job)
-        self._tell_reporting(job)
+        self._with_budget.setdefault(job, set()).discard(member)
+        self._spent.setdefault(job, set()).add(member)
+        self._tell_budgets(job)
 
-    def _tell_reporting(self, job: str) -> None:
-        heard = self._epsilons.get(job, {}).keys() | self._spent.get(job, set())
-        self._of.set("members_reporting", len(heard), job=job)
+    def _tell_budgets(self, job: str) -> None:
+        spent = len(self._spent[job])
+        self._of.set("members_budget_spent", spent, job=job)
+        self._of.set("members_reporting", spent + len(self._with_budget[job]), job=job)
 
     # ---- members and certificates --------------------------------------------------------------------------
 

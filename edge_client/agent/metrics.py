@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 from edge_client.ledger.budget import Figures
+from tacit.reason import Reason, word
 from toolkit.instruments import Instrument, Instruments, Kind
 
 __all__ = ["INSTRUMENTS", "PREFIX", "MemberMetrics"]
@@ -36,6 +37,12 @@ INSTRUMENTS = (
     ),
     Instrument("assignments", "counter", "Rounds that the coordinator asked this member to train for.", "rounds"),
     Instrument("updates", "counter", "Updates that this member trained and offered.", "updates"),
+    Instrument(
+        "jobs_budget_spent",
+        "gauge",
+        "Jobs in which this member waits because a privacy limit of its own admits no further round.",
+        "jobs",
+    ),
     Instrument("attempts", "counter", "Attempts with this member: published, or the reason.", "attempts", ("outcome",)),
     Instrument(
         "published_timestamp_seconds",
@@ -72,6 +79,8 @@ class MemberMetrics:
         self._of = Instruments(make, self.registry, PREFIX, INSTRUMENTS)
         self._clock = clock
         self._is_connected: bool | None = None
+        # The jobs that wait at a privacy limit.
+        self._spent: set[str] = set()
         self._of.set("connection_changed_timestamp_seconds", clock())
         self._of.ask("written_timestamp_seconds", clock)
 
@@ -96,9 +105,22 @@ class MemberMetrics:
         self._of.add("assignments")
         self.changed.set()
 
-    def ready(self) -> None:
+    def ready(self, job: str) -> None:
         """Counts an update that is trained and offered."""
         self._of.add("updates")
+        self._at_limit(job, False)
+
+    def declined(self, job: str, reason: str) -> None:
+        """Records that this member declined to train. `reason` is a word of `tacit.reason`."""
+        self._at_limit(job, reason == word(Reason.REASON_BUDGET_SPENT))
+
+    def job_ended(self, job: str) -> None:
+        """Records that a job is over, so that nobody waits for its budget."""
+        self._at_limit(job, False)
+
+    def _at_limit(self, job: str, at_limit: bool) -> None:
+        (self._spent.add if at_limit else self._spent.discard)(job)
+        self._of.set("jobs_budget_spent", len(self._spent))
         self.changed.set()
 
     def privacy(self, figures: Figures) -> None:

@@ -15,7 +15,7 @@ from edge_client.session.agent import Observer
 from learning.mechanisms.contribution import Update
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
-from tacit.reason import word
+from tacit.reason import Reason, word
 from tacit.traces import attempt_span, round_span, trace_of
 from toolkit.spans import Span, Spans
 
@@ -92,6 +92,10 @@ class TracedWatcher:
             above = round_span(self._federation, job, round)
             self._send("train", job, round, self._new_id(), above, known[1], self._clock())
         self._watcher.ready(job, round, update)
+
+    def declined(self, job: str, reason: Reason) -> None:
+        """Passes on that this member declined."""
+        self._watcher.declined(job, reason)
 
     def privacy(self, figures: Figures) -> None:
         """Passes on what the ledger says now."""

@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 
 from edge_client.agent.progress import ProgressLine
 from edge_client.ledger.budget import Figures
-from edge_client.session.agent import Observer
+from edge_client.session.agent import OVER, Observer
 from learning.mechanisms.contribution import Update
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
@@ -70,6 +70,9 @@ class LogWatcher:
         # Under a mechanism, training computes nothing but the change, so there is no accuracy.
         measured = {"accuracy": f"{update.correct / update.count:.4f}"} if update.count else {}
         log.info("ready", job=job, round=round, examples=update.examples, **measured)
+
+    def declined(self, job: str, reason: Reason) -> None:
+        """Does nothing: the state machine already logs it, with its detail."""
 
     def privacy(self, figures: Figures) -> None:
         """Logs what the ledger says now."""
@@ -153,6 +156,9 @@ class TerminalWatcher:
         """Prints that the update is trained."""
         self._line(f"{job}: update ready, waiting for the others")
 
+    def declined(self, job: str, reason: Reason) -> None:
+        """Does nothing: the state machine already logs it, with its detail."""
+
     def privacy(self, figures: Figures) -> None:
         """Prints what the ledger says now."""
         if figures.epsilon:
@@ -197,7 +203,6 @@ class MeteredWatcher:
         self.reading = watcher.reading
         self.training_failing = watcher.training_failing
         self.encoded = watcher.encoded
-        self.job_over = watcher.job_over
 
     def connected(self, federation: str) -> None:
         """Records and passes on that a session is open."""
@@ -220,8 +225,13 @@ class MeteredWatcher:
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """Counts and passes on that the update is trained."""
-        self._metrics.ready()
+        self._metrics.ready(job)
         self._watcher.ready(job, round, update)
+
+    def declined(self, job: str, reason: Reason) -> None:
+        """Records and passes on that this member declined."""
+        self._metrics.declined(job, word(reason))
+        self._watcher.declined(job, reason)
 
     def privacy(self, figures: Figures) -> None:
         """Sets and passes on what the ledger says now."""
@@ -239,3 +249,9 @@ class MeteredWatcher:
         self._sent.pop(attempt, None)
         self._metrics.attempt_ended("published" if ended.published else word(ended.reason))
         self._watcher.attempt_ended(attempt, ended)
+
+    def job_over(self, ended: JobEnded) -> None:
+        """Records and passes on that a job is finished, paused or aborted. A paused one may go on."""
+        if ended.reason in OVER:
+            self._metrics.job_ended(ended.job)
+        self._watcher.job_over(ended)

@@ -84,7 +84,7 @@ _MESSAGES_AHEAD = 16
 # Seconds between two looks at what the stewards have decided, and at what this member withdrew from.
 _LOOK_SECONDS = 1.0
 # Ends of a job after which this member hears no more of it.
-_FOR_GOOD = (*FINISHED, Reason.REASON_JOB_ABORTED, Reason.REASON_MEMBER_WITHDREW)
+OVER = (*FINISHED, Reason.REASON_JOB_ABORTED, Reason.REASON_MEMBER_WITHDREW)
 # Why a job paused itself, in words for a member's owner. The reasons' own sentences speak to the operator.
 _STALLED = {
     Reason.REASON_MEMBERS_DECLINED: "too many members declined it for good",
@@ -192,6 +192,9 @@ class Observer(Protocol):
 
     def ready(self, job: str, round: int, update: Update) -> None:
         """Called when the update is trained."""
+
+    def declined(self, job: str, reason: Reason) -> None:
+        """Called when the coordinator is told that this member does not train for the job's round, or for the job."""
 
     def privacy(self, figures: Figures) -> None:
         """Called with what the ledger says now."""
@@ -513,7 +516,7 @@ class Agent:
 
     async def _job_over(self, ended: JobEnded) -> None:
         self._observer.job_over(ended)
-        if ended.reason in _FOR_GOOD:
+        if ended.reason in OVER:
             self._over.add(ended.job)
             self._stalled.pop(ended.job, None)
             await self._preparer.job_over(ended.job)
@@ -533,6 +536,7 @@ class Agent:
             self._taken.add(message.job)
             if message.reason != Reason.REASON_APPROVAL_AWAITED:
                 self._declined[message.job] = message.detail.rstrip(".")
+            self._observer.declined(message.job, message.reason)
         self._link.say(message)
 
     def _end_if_over(self) -> None:

@@ -103,7 +103,18 @@ def test_members_at_their_limit_are_counted_until_they_contribute(metrics):
     metrics.budget_left("desk", "north")
     metrics.budget_left("desk", "south")
     assert metrics.value("members_budget_spent", job="desk") == 1
+    # South and north withhold their epsilon. Their budget counts all the same.
+    assert metrics.value("members_reporting", job="desk") == 3
+    metrics.budget_exhausted("desk", "south")
+    assert metrics.value("members_budget_spent", job="desk") == 2
+    assert metrics.value("members_reporting", job="desk") == 3
     assert "north" not in metrics.text()
+
+
+def test_a_job_that_pauses_is_neither_running_nor_over(metrics):
+    for status, running, paused in (("running", 1, 0), ("paused", 0, 1), ("finished", 0, 0)):
+        metrics.job_status("desk", status)
+        assert (metrics.value("job_running", job="desk"), metrics.value("job_paused", job="desk")) == (running, paused)
 
 
 def test_a_job_that_is_over_keeps_no_privacy_reports(metrics):

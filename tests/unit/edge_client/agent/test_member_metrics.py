@@ -11,7 +11,7 @@ from edge_client.agent.metrics_file import MetricsFile, MetricsFileUnusable
 from edge_client.agent.watching import LogWatcher, MeteredWatcher
 from edge_client.ledger.budget import Figures
 from tacit.attempt import AttemptId
-from tacit.messages import Assignment, AttemptEnded
+from tacit.messages import Assignment, AttemptEnded, JobEnded
 from tacit.reason import Reason
 
 PATIENCE = 30.0
@@ -35,7 +35,8 @@ def test_the_watcher_sets_every_declared_instrument():
     now[0] = 1010
     watcher.connected("f" * 64)
     watcher.assigned(Assignment("desk", 1, b"d" * 32, b"v" * 32, 0, 1000))
-    metrics.ready()
+    metrics.ready("desk")
+    watcher.declined("desk", Reason.REASON_BUDGET_SPENT)
     watcher.privacy(Figures(1.5, 4.0, 0.25))
     watcher.uploading(attempt, 100, 300)
     watcher.uploading(attempt, 300, 300)
@@ -49,6 +50,7 @@ def test_the_watcher_sets_every_declared_instrument():
     assert value(metrics, "privacy_epsilon_spent") == 1.5
     assert value(metrics, "privacy_epsilon_limit") == 4
     assert value(metrics, "privacy_share_left") == 0.25
+    assert value(metrics, "jobs_budget_spent") == 1
     assert value(metrics, "masked_bytes_total") == 300
     assert value(metrics, "attempts_total", outcome="published") == 1
     assert value(metrics, "attempts_total", outcome="threshold_lost") == 1
@@ -56,6 +58,28 @@ def test_the_watcher_sets_every_declared_instrument():
     assert value(metrics, "certificate_expires_timestamp_seconds") == 9000
     shown = {family.name for family in metrics.registry.collect() if family.samples}
     assert shown == {PREFIX + each.name for each in INSTRUMENTS}
+
+
+def test_jobs_at_a_privacy_limit_count_until_they_go_on_or_end():
+    metrics = MemberMetrics()
+    watcher = MeteredWatcher(LogWatcher(), metrics)
+
+    def at_limit():
+        return value(metrics, "jobs_budget_spent")
+
+    for job in ("desk", "ward", "ward", "mail"):
+        watcher.declined(job, Reason.REASON_BUDGET_SPENT)
+    watcher.declined("other", Reason.REASON_POLICY_CONDITIONS)
+    assert at_limit() == 3
+    # A new month, then a pause, which the operator may end, then the end.
+    metrics.ready("mail")
+    assert at_limit() == 2
+    watcher.job_over(JobEnded("desk", Reason.REASON_MEMBERS_DECLINED))
+    assert at_limit() == 2
+    watcher.job_over(JobEnded("desk", Reason.REASON_JOB_FINISHED))
+    assert at_limit() == 1
+    watcher.declined("ward", Reason.REASON_JOB_NOT_ADMITTED)
+    assert at_limit() == 0
 
 
 def test_failed_tries_to_connect_do_not_change_the_connection_time():

@@ -739,7 +739,7 @@ def test_run_ends_with_a_job_that_was_declined_at_once(finished):
         pass
 
     preparer = SimpleNamespace(job_over=over)
-    observer = SimpleNamespace(job_over=lambda ended: None)
+    observer = SimpleNamespace(job_over=lambda ended: None, declined=lambda job, reason: None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
 
     async def run():
@@ -764,7 +764,7 @@ def _waiting_for_the_end() -> Agent:
     async def over(job: str) -> None:
         pass
 
-    observer = SimpleNamespace(job_over=lambda ended: None)
+    observer = SimpleNamespace(job_over=lambda ended: None, declined=lambda job, reason: None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
     made = Agent(None, None, journal, SimpleNamespace(job_over=over), None, observer, None, until_finished=True)
     made._link.run = asyncio.Event().wait  # type: ignore[assignment]

@@ -136,7 +136,7 @@ def agent_of(happened, budget, made=None, **options):
         pass
 
     preparer = SimpleNamespace(job_over=over)
-    observer = SimpleNamespace(job_over=lambda ended: None)
+    observer = SimpleNamespace(job_over=lambda ended: None, declined=lambda job, reason: None)
     environment = SimpleNamespace(random=None)
     journal = SimpleNamespace(memory=lambda: Memory({}))
     return Agent(None, environment, journal, preparer, budget, observer, None, releaser=made, **options)
