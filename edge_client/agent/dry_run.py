@@ -49,7 +49,7 @@ from tacit.manifest import Manifest
 from tacit.mechanism import DpSgd, NoMechanism
 from tacit.method import OwnVocabulary, keeps_anything, keeps_state, private_parts
 from tacit.model import PluginModel, PromptedModel, RvaeModel, TransformerModel, described
-from tacit.prompt import SOURCES, reads_pairs, writes
+from tacit.prompt import SOURCES, LoRA, reads_pairs, writes
 from tacit.reason import Reason, sentence
 from tacit.rounding import rounded_up
 from tacit.v1 import federation_pb2 as pb
@@ -735,6 +735,8 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
         what = "that centre the features" if isinstance(job.model, PromptedModel) else "of the embedding"
         if isinstance(job.model, TransformerModel) and job.model.freezes_encoder:
             what = "of the encoder" + (" and the embedding" if job.model.freeze_embedding else "")
+            if isinstance(job.model.injection, LoRA) and job.model.injection.train == "up":
+                what += " and one matrix of each adapter"
         what = "of the adapters, drawn at random" if writes(job.model) else what
         say(f"  stays frozen: {values:,} values {what}, {size:,.1f} MB, fetched once and never sent")
     if (frozen := plan.backbone) is not None:

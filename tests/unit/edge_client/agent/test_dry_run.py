@@ -127,7 +127,11 @@ def test_frozen_values_are_shown_and_are_none_of_the_bytes(member: Member, capsy
     assert f"bytes a round: {sent(a_job(), 3):,} in a cohort of 3" in said
     assert plan.as_json()["frozen"] == 1_002_496
     assert plan_of(a_job(), MANIFEST, member).as_json()["frozen"] is None
-    for more, of in (({}, "of the encoder"), ({"freeze_embedding": True}, "of the encoder and the embedding")):
+    for more, of in (
+        ({}, "of the encoder"),
+        ({"freeze_embedding": True}, "of the encoder and the embedding"),
+        ({"injection": {"name": "lora", "train": "up"}}, "of the encoder and one matrix of each adapter"),
+    ):
         over = a_job(model={**DISTILBERT, "injection": "lora", **more}, frozen=start)
         _show(plan_of(over, MANIFEST, member), member)
         assert f"  stays frozen: 1,002,496 values {of}, 4.0 MB, fetched" in capsys.readouterr().out
