@@ -38,6 +38,8 @@ from toolkit.console import ExitCode
 
 ATTEMPT = AttemptId("a", 1, 1)
 DATA = bytes(range(256)) * 40
+# Shows nothing of what a member declines.
+SILENT = SimpleNamespace(declined=lambda job, reason: None)
 
 
 class Serving:
@@ -56,7 +58,7 @@ class Serving:
 def agent(stub=None):
     journal = SimpleNamespace(memory=lambda: Memory({}))
     budget = SimpleNamespace(counter=LedgerCounter(bytes(16), 1), writer=WriterThread())
-    made = Agent(None, None, journal, None, budget, None, None)
+    made = Agent(None, None, journal, None, budget, SILENT, None)
     made._link._stub = stub
     vars(made._link)["_addresses"] = Addresses(["localhost:1"])
     return made
@@ -117,7 +119,7 @@ def test_a_withdrawal_after_the_attempt_began_stops_the_vector_before_it_is_char
     async def run():
         budget = SimpleNamespace(writer=WriterThread(), charge=lambda attempt, reserved: charged.append(attempt))
         journal = SimpleNamespace(memory=lambda: Memory({}))
-        made = Agent(None, None, journal, None, budget, None, None, desk=SimpleNamespace(check=check))
+        made = Agent(None, None, journal, None, budget, SILENT, None, desk=SimpleNamespace(check=check))
         made._held[job.name] = agent_module._Held(assignment, None, None, None)
         await made._carry_out(states.MaskAndUpload(attempt, job, job.weights, 3, None))
         for upload in made._uploads.values():
@@ -185,7 +187,7 @@ def test_no_effect_follows_a_failed_write_of_the_journal(monkeypatch, effect):
     monkeypatch.setattr(agent_module, "transition", lambda environment, state, event: (state, next(steps)))
 
     async def run():
-        made = Agent(None, None, journal, None, SimpleNamespace(counter=None, writer=WriterThread()), None, None)
+        made = Agent(None, None, journal, None, SimpleNamespace(counter=None, writer=WriterThread()), SILENT, None)
         made._link._outgoing = asyncio.Queue()
         made._events.put_nowait(states.Masked(ATTEMPT, None))
         working = asyncio.create_task(made._work_events())
@@ -229,7 +231,8 @@ def test_an_attempt_whose_signature_cannot_be_recorded_is_left_at_once():
     async def run():
         journal = SimpleNamespace(memory=lambda: Memory({}), signed=full, ended=nothing)
         budget = SimpleNamespace(counter=None, writer=WriterThread(), ended=nothing, release=nothing)
-        made = Agent(None, member.environment, journal, None, budget, SimpleNamespace(attempt_ended=nothing), None)
+        observer = SimpleNamespace(attempt_ended=nothing, declined=nothing)
+        made = Agent(None, member.environment, journal, None, budget, observer, None)
         made._state, made._link._outgoing = member.state, asyncio.Queue()
         for event in (survivors, survivors, assigned):
             made._events.put_nowait(event)
@@ -299,7 +302,7 @@ def test_running_out_of_memory_while_masking_is_reported():
     budget = SimpleNamespace(counter=None, writer=WriterThread(), charge=lambda attempt, reserved: None)
 
     async def run():
-        made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, None, None)
+        made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, SILENT, None)
         made._held["a"] = held
         await made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
         await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
