@@ -187,6 +187,14 @@ def test_every_recorded_series_is_used_and_documented():
         pytest.param("tacit.alerts.yml", "backup", "TacitBackupMissing", "> 2 * 86400", "> 3 * 86400", id="backup"),
         pytest.param(
             "tacit.alerts.yml",
+            "backup",
+            "TacitBackupMissing",
+            "and on (instance, job) tacit_coordinator_lease_active == 1",
+            "",
+            id="standby",
+        ),
+        pytest.param(
+            "tacit.alerts.yml",
             "coordinator",
             "TacitRoundStalled",
             "seconds > 2 * tacit",
