@@ -21,22 +21,21 @@ Left to others: the weights' file and its values (`export.causal_weights`), and 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from export.onnx_form import GraphPrecision
 from learning.causal.config import sizes_of
 
 __all__ = [
     "BLOCK",
-    "GraphPrecision",
     "Place",
     "causal_graph",
     "rotations",
 ]
 
-GraphPrecision = Literal["float32", "int8"]
 # Values that share a scale in an int8 matrix.
 BLOCK = 32
 # What onnxruntime 1.22 reads.

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.causal_changes import Change
-from export.causal_graph import BLOCK, GraphPrecision, Place
+from export.causal_graph import BLOCK, Place
+from export.onnx_form import GraphPrecision
 
 __all__ = ["places_of", "quantised", "write_weights"]
 

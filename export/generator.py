@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from export.card import README, UNKNOWN_ORIGIN, Origin
 from export.causal_changes import lora_changes, stores_inwards
-from export.causal_graph import GraphPrecision, causal_graph
+from export.causal_graph import causal_graph
 from export.causal_weights import write_weights
 from export.generating import Cache, empty_cache, open_session
 from export.onnx import ExportReport, ParityFailed, check_numbers
+from export.onnx_form import GraphPrecision, check_graph
 from export.prompted_bundle import mapped
 from export.writer_card import generator_card
-from learning.causal.config import sizes_of
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts, check_place, write_bundle
 from tacit.job import JobDocument
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TOLERANCE",
-    "GraphRefused",
-    "check_graph",
     "checked_generator",
     "compared_ids",
     "export_generator",
@@ -54,16 +52,10 @@ __all__ = [
 TOLERANCE = 1e-3
 # With int8, relative to the largest logit.
 _INT8_TOLERANCE = 0.2
-# onnxruntime's attention with a cache works on pieces of this many values.
-_HEAD_MULTIPLE = 16
 # Positions of text that a bundle has if its backbone has as many: more than training, since prompts differ.
 _ROOM = 4096
 # Tokens of a sample that are compared.
 _COMPARED = 96
-
-
-class GraphRefused(ValueError):
-    """The model has no ONNX form here. The text says why, and which format to use."""
 
 
 def export_generator(
@@ -94,7 +86,7 @@ def export_generator(
         origin: what the README says of the version besides its digest.
 
     Raises:
-        GraphRefused: onnxruntime has no attention for heads of this size.
+        FormRefused: onnxruntime has no attention for heads of this size.
         ParityFailed: logits differ too much. `out` is unchanged.
         BundleInvalid: a folder is in the way. Nothing was written.
         DocumentInvalid, ParametersDiffer, TokenizerInvalid: the files do not belong together.
@@ -141,19 +133,6 @@ def export_generator(
             files[README] = generator_card(document, facts, origin, encoder)
             index = write_bundle(out, "generator", files, generator=facts)
     return ExportReport(difference, len(samples), {name: file.size for name, file in index.files.items()})
-
-
-def check_graph(config: Mapping[str, Any]) -> None:
-    """Checks that onnxruntime can run a model with a cache.
-
-    Raises:
-        GraphRefused: it cannot.
-    """
-    if (size := sizes_of(config).head) % _HEAD_MULTIPLE:
-        raise GraphRefused(
-            f"onnxruntime's attention needs heads of a multiple of {_HEAD_MULTIPLE} values, and this model's have "
-            f"{size}; export it with --format peft"
-        )
 
 
 def room_of(module: "CausalModel") -> int:

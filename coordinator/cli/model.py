@@ -30,7 +30,8 @@ from coordinator.cli.common import (
     run,
 )
 from coordinator.cli.member_audits import Audits
-from coordinator.cli.writing import check_writer_format, export_writer
+from coordinator.cli.writing import export_writer
+from export.onnx_form import FormRefused, GraphPrecision, GraphPrecisionOption, check_onnx_form
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
 
@@ -133,13 +134,6 @@ class Format(StrEnum):
     PEFT = "peft"
 
 
-class Precision(StrEnum):
-    """Of an ONNX export's matrices."""
-
-    FLOAT32 = "float32"
-    INT8 = "int8"
-
-
 def export(
     job: Job,
     out: Annotated[Path, typer.Option(help="The folder to create.")],
@@ -151,10 +145,7 @@ def export(
             "texts, an adapter for peft. peft: for a job that writes, an adapter."
         ),
     ] = Format.ONNX,
-    precision: Annotated[
-        Precision,
-        typer.Option(help="For a job that writes: int8 makes its ONNX export a quarter as large, and less exact."),
-    ] = Precision.FLOAT32,
+    precision: GraphPrecisionOption = "float32",
     samples: Annotated[
         Path | None,
         typer.Option(
@@ -200,7 +191,7 @@ def export(
 
     if split and format is not Format.ONNX:
         fail("--split is for --format onnx; leave one of the two out", ExitCode.USAGE)
-    if precision is not Precision.FLOAT32 and format is not Format.ONNX:
+    if precision != "float32" and format is not Format.ONNX:
         fail("--precision is for --format onnx; leave one of the two out", ExitCode.USAGE)
     tools = load_tools()
     try:
@@ -348,32 +339,33 @@ def check_exportable(
     format: Format = Format.ONNX,
     *,
     split: bool = False,
-    precision: Precision = Precision.FLOAT32,
+    precision: GraphPrecision = "float32",
 ) -> None:
     """Refuses a job whose model has no form in this format, before anything large is fetched.
 
     Raises:
         CommandFailed: the sentence says which format or command to use.
     """
+    from export.causal_hugging_face import check_causal_format
     from export.hugging_face import FormatRefused, check_format
     from tacit.model import RvaeModel
     from tacit.prompt import writes
 
-    if writes(document.model):
-        check_writer_format(document, format.value, split=split)
-        return
-    if precision is not Precision.FLOAT32:
-        fail(f"job {document.name} labels texts, and its export is float32; leave out --precision", ExitCode.USAGE)
-    if format is Format.PEFT and not isinstance(document.model, RvaeModel):
-        fail(
-            f"job {document.name} labels texts; for a LoRA job, --format hf writes the adapter for peft", ExitCode.USAGE
-        )
-    # ONNX has a form for every model that labels texts.
-    if format is Format.ONNX and not isinstance(document.model, RvaeModel):
-        return
     try:
-        check_format(document.name, document.model)
-    except FormatRefused as error:
+        if isinstance(document.model, RvaeModel):
+            check_format(document.name, document.model)
+        elif format is Format.ONNX:
+            check_onnx_form(document, precision=precision, split=split)
+        elif writes(document.model):
+            check_causal_format(document, "peft" if format is Format.PEFT else "hf")
+        elif format is Format.PEFT:
+            fail(
+                f"job {document.name} labels texts; for a LoRA job, --format hf writes the adapter for peft",
+                ExitCode.USAGE,
+            )
+        else:
+            check_format(document.name, document.model)
+    except (FormatRefused, FormRefused) as error:
         fail(str(error), ExitCode.USAGE)
 
 
@@ -399,7 +391,7 @@ def export_version(
     *,
     split: bool = False,
     format: Format = Format.ONNX,
-    precision: Precision = Precision.FLOAT32,
+    precision: GraphPrecision = "float32",
 ) -> Any:
     """Exports a version, and compares it with the trained model on `given`, or on random words without examples."""
     from tacit.model import PromptedModel
@@ -408,7 +400,7 @@ def export_version(
     if writes(material.document.model):
         made_up = synthetic_texts(material.tokenizer)[::4]
         return export_writer(
-            material, out, given, made_up, format=format.value, precision=precision.value, origin=_origin(material)
+            material, out, given, made_up, format=format.value, precision=precision, origin=_origin(material)
         )
     # Only the model of a prompted job has a backbone to split off or to pass on.
     more: dict[str, Any] = {"split": True} if split else {}

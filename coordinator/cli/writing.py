@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from export.card import Origin
+    from export.onnx_form import GraphPrecision
     from tacit.job import JobDocument
     from tacit.manifest import Manifest
 
-__all__ = ["WriterFormat", "check_writer_format", "export_writer"]
+__all__ = ["WriterFormat", "export_writer"]
 
 WriterFormat = Literal["onnx", "hf", "peft"]
 
@@ -42,27 +43,6 @@ class Version(Protocol):
     def name(self) -> str: ...
 
 
-def check_writer_format(document: "JobDocument", format: WriterFormat, *, split: bool) -> None:
-    """Refuses a format in which the job's model has no form, before anything large is fetched.
-
-    Raises:
-        CommandFailed: it has none.
-    """
-    from export.causal_hugging_face import check_causal_format
-    from export.generator import GraphRefused, check_graph
-    from export.hugging_face import FormatRefused
-
-    if split:
-        fail(f"job {document.name} writes text, and its export has one form; leave out --split", ExitCode.USAGE)
-    try:
-        if format == "onnx":
-            check_graph(getattr(document.model, "config", None) or {})
-        else:
-            check_causal_format(document, format)
-    except (FormatRefused, GraphRefused) as error:
-        fail(str(error), ExitCode.USAGE)
-
-
 def export_writer(
     version: Version,
     out: Path,
@@ -70,7 +50,7 @@ def export_writer(
     made_up: Sequence[str],
     *,
     format: WriterFormat,
-    precision: Any = "float32",
+    precision: "GraphPrecision" = "float32",
     origin: "Origin | None" = None,
 ) -> Any:
     """Exports a version, and compares it with the trained model on `given`, or on made-up questions without examples.

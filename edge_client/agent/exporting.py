@@ -1,9 +1,10 @@
 """`edge_client export` writes a version of a job's model, with this member's private parameters, as an ONNX bundle.
 
-It first checks the place and the tools, since the rest takes long. Then it makes the member's own model
-(`edge_client.agent.own_model`), and writes the bundle.
+It first checks the place, the tools and whether the model has the form that is asked for, since the rest takes long.
+Then it makes the member's own model (`edge_client.agent.own_model`), and writes the bundle.
 """
 
+import functools
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from edge_client.agent.own_model import UNWATCHED, Fetched, OwnModel, Watch, fetch_own, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member
+from export.onnx_form import FormRefused, GraphPrecision, check_onnx_form
 from learning.text.data import DataInvalid, text_rows
 from tacit.bundle import INDEX, WEIGHTS_FILE, BundleInvalid, read_bundle
+from tacit.job import JobDocument
 from tacit.prompt import reads_pairs, writes
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from export.onnx import ExportReport
     from learning.text.turns import Dialogue
 
-__all__ = ["Exported", "check_tools", "export_own", "write_generator"]
+__all__ = ["Exported", "check_form", "check_tools", "export_own", "write_generator"]
 
 # Packages that making and comparing an ONNX file needs beyond those of training.
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
@@ -52,6 +55,7 @@ def export_own(
     *,
     epochs: int | None = None,
     split: bool = False,
+    precision: GraphPrecision = "float32",
     watch: Watch = UNWATCHED,
 ) -> Exported:
     """Writes the bundle `out`.
@@ -63,6 +67,7 @@ def export_own(
         epochs: How long private parameters are adapted to the version; 0: not at all; None: as the job's method has it
             (`training.personal`).
         split: Writes the prompt of a prompted job alone, beside its backbone.
+        precision: Of the matrices of a model that writes.
         watch: Callbacks for progress.
 
     Raises:
@@ -75,7 +80,10 @@ def export_own(
     member = load_member(options)
     if member.skipped:
         watch.say(member.skipped.sentence(len(member.examples)))
-    own = own_model(fetch_own(name, member, options), member, epochs=epochs, watch=watch)
+    check = functools.partial(check_form, precision=precision, split=split)
+    own = own_model(fetch_own(name, member, options, check=check), member, epochs=epochs, watch=watch)
+    if writes(own.fetched.job.model):
+        return _written_writer(own, member, out, precision, watch)
     return _written(own, member, out, split, watch)
 
 
@@ -100,6 +108,18 @@ def _check_place(out: Path) -> None:
         )
 
 
+def check_form(job: JobDocument, *, precision: GraphPrecision = "float32", split: bool = False) -> None:
+    """Refuses a job whose model has no such ONNX form.
+
+    Raises:
+        CommandFailed: It has none.
+    """
+    try:
+        check_onnx_form(job, precision=precision, split=split)
+    except FormRefused as error:
+        fail(str(error), ExitCode.USAGE)
+
+
 def check_tools() -> None:
     """Raises CommandFailed if a package that writes or runs an ONNX file is missing."""
     missing = [name for name in _TOOLS if importlib.util.find_spec(name) is None]
@@ -110,8 +130,6 @@ def check_tools() -> None:
 def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch) -> Exported:
     found = own.fetched
     job, number = found.job, found.number
-    if writes(job.model):
-        return _written_writer(own, member, out, split, watch)
     pairs = reads_pairs(job.model)
     # Rows without a second text are skipped, as in training. If none is left, the error says what is missing.
     rows = [each for each in member.examples if each.text_b is not None or not pairs] or member.examples
@@ -145,21 +163,21 @@ def _written(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch
     return Exported(job.name, number, found.digest, own.private_values, report)
 
 
-def _written_writer(own: OwnModel, member: Member, out: Path, split: bool, watch: Watch) -> Exported:
+def _written_writer(own: OwnModel, member: Member, out: Path, precision: GraphPrecision, watch: Watch) -> Exported:
     """As `_written`, for a job whose model writes."""
     found = own.fetched
     job, number = found.job, found.number
-    if split:
-        fail(f"job {job.name} writes text, and its export has one form; leave out --split", ExitCode.USAGE)
     dialogues = [each.dialogue for each in member.examples[:_SAMPLES] if each.dialogue is not None]
     if not dialogues:
         fail("the data has no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
     watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(dialogues)} rows")
-    report = write_generator(found, out, dialogues)
+    report = write_generator(found, out, dialogues, precision)
     return Exported(job.name, number, found.digest, own.private_values, report, writes=True)
 
 
-def write_generator(found: Fetched, out: Path, samples: "Sequence[Dialogue]") -> "ExportReport":
+def write_generator(
+    found: Fetched, out: Path, samples: "Sequence[Dialogue]", precision: GraphPrecision = "float32"
+) -> "ExportReport":
     """Writes the bundle `out` of a job whose model writes, and compares it with the trained model on `samples`.
 
     Raises:
@@ -179,6 +197,7 @@ def write_generator(found: Fetched, out: Path, samples: "Sequence[Dialogue]") ->
             samples,
             backbone=found.backbone,
             frozen=found.frozen,
+            precision=precision,
             origin=Origin(number),
         )
     except ImportError as error:

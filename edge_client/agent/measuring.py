@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_client.agent.dialogue_reading import DialogueReading
-from edge_client.agent.exporting import check_tools, write_generator
+from edge_client.agent.exporting import check_form, check_tools, write_generator
 from edge_client.agent.own_model import UNWATCHED, Fetched, OwnModel, Watch, fetch_own, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.downloads.backbones import Wanted
@@ -107,7 +107,7 @@ def measure_own(
     member = load_member(options)
     if member.skipped:
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
-    found = fetch_own(name, member, options)
+    found = fetch_own(name, member, options, check=check_form)
     if writes(found.job.model):
         return _measured_writing(found, member, test, examples, skipped, answering, watch)
     if answering is not None:

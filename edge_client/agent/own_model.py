@@ -126,7 +126,14 @@ class _Served:
     backbone: "StoredBackbone | None"
 
 
-def fetch_own(name: str, member: Member, options: RunOptions, *, generators: bool = False) -> Fetched:
+def fetch_own(
+    name: str,
+    member: Member,
+    options: RunOptions,
+    *,
+    generators: bool = False,
+    check: Callable[[JobDocument], None] = lambda _: None,
+) -> Fetched:
     """Fetches the job's newest version, and opens what the member keeps of it.
 
     Args:
@@ -134,6 +141,7 @@ def fetch_own(name: str, member: Member, options: RunOptions, *, generators: boo
         member: The member.
         options: What the member was made from.
         generators: Whether a generator of synthetic text will do, which is no classifier.
+        check: Called with the job before anything large is fetched; raises CommandFailed to refuse it.
 
     Raises:
         CommandFailed: The coordinator cannot be reached, there is no such job, or the member has no private
@@ -142,7 +150,7 @@ def fetch_own(name: str, member: Member, options: RunOptions, *, generators: boo
     """
     key = store_key(options.private_key_file)
     with PrivateStore(member.home, member.identity.federation, options.data_name, key) as store:
-        found = _served(name, member, named_folders(options.backbones), generators)
+        found = _served(name, member, named_folders(options.backbones), generators, check)
         kept = _kept(found, Keeper(store, member.examples))
     tokenizer = found.tokenizer if kept is None or kept.tokenizer is None else kept.tokenizer
     if tokenizer is None:
@@ -212,11 +220,13 @@ def fetch_start(found: Fetched, member: Member) -> bytes | None:
         return None
 
 
-def _served(name: str, member: Member, folders: Sequence[Path], generators: bool) -> _Served:
+def _served(
+    name: str, member: Member, folders: Sequence[Path], generators: bool, check: Callable[[JobDocument], None]
+) -> _Served:
     cache = BlobCache(member.home / "cache")
     backbones = Backbones(cache, folders=folders, allowed=member.policy.backbones)
     try:
-        fetch = functools.partial(_fetch, name, member.policy, cache, backbones, generators)
+        fetch = functools.partial(_fetch, name, member.policy, cache, backbones, generators, check)
         return asyncio.run(call_any(member.identity, fetch))
     except CallFailed as error:
         raise CommandFailed(error.sentence, error.code) from error
@@ -240,6 +250,7 @@ async def _fetch(
     cache: BlobCache,
     backbones: Backbones,
     generators: bool,
+    check: Callable[[JobDocument], None],
     stub: federation_pb2_grpc.FederationServiceStub,
 ) -> _Served:
     async def blob(digest: bytes, limit: int) -> bytes:
@@ -265,6 +276,7 @@ async def _fetch(
             f"with `edge_client corpus show {name}`, and train a classifier from the corpora",
             ExitCode.USAGE,
         )
+    check(job)
     try:
         allow_plugin(policy, job)
     except PluginUnusable as error:

@@ -25,6 +25,7 @@ from edge_client.cli.options import (
     SkipInvalid,
 )
 from edge_client.cli.watching import watching
+from export.onnx_form import GraphPrecisionOption
 from toolkit.console import json_requested, print_json
 
 __all__ = ["export"]
@@ -66,6 +67,7 @@ def export(
             "written beside --out unless it is there.",
         ),
     ] = False,
+    precision: GraphPrecisionOption = "float32",
     device: Device = "auto",
     home: Home = None,
     backbone: OwnBackbones = None,
@@ -103,7 +105,7 @@ def export(
         backbones=tuple(backbone or ()),
     )
     with sentences(), watching(quiet) as watch:
-        exported = export_own(job, options, out, epochs=epochs, split=split, watch=watch)
+        exported = export_own(job, options, out, epochs=epochs, split=split, precision=precision, watch=watch)
     # With --split, the backbone that lies beside the prompt.
     shared = exported.report.shared
     if quiet:
@@ -122,7 +124,8 @@ def export(
         return
     command = "generate" if exported.writes else "predict"
     typer.echo(
-        f"Wrote {out}: version {exported.version} of {exported.job}. Try `edge_client {command} --bundle {out} TEXT`; "
+        f"Wrote {out}: version {exported.version} of {exported.job}; largest difference from the trained model "
+        f"{exported.report.max_difference:.2g}. Try `edge_client {command} --bundle {out} TEXT`; "
         "its README.md says how to run it without this software."
     )
     if shared is not None:

@@ -6,17 +6,23 @@ numbers.
 
 import json
 import os
+import re
+import subprocess
+import sys
 import tomllib
 from contextlib import ExitStack
 
 import numpy as np
+import onnxruntime
 import pytest
+from tokenizers import Tokenizer
 
 from export.bundle import read_job_bundle
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.text.dialogue import Dialogue, DialogueEncoder
+from tacit.bundle import read_bundle
 from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE, Federation, command, succeed
@@ -219,14 +225,65 @@ def test_int8_weights_answer_on_a_machine_without_torch(town, tmp_path):
     assert (refused.returncode, "--precision is for --format onnx" in refused.stderr) == (ExitCode.USAGE, True)
 
 
-def test_a_member_exports_the_same_model(town, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_member_exports_the_same_model(town, tmp_path, precision):
+    """With the same card; that of the operator's also has the version's date and the number of members."""
     federation, _, _, _, _ = town
     home, data = federation.home("north"), federation.folder / "north.jsonl"
-    said = succeed("edge_client", "export", JOB, "--data", data, "--home", home, "--out", tmp_path / "own")
-    assert f"edge_client generate --bundle {tmp_path / 'own'}" in " ".join(said.split())
-    federation.operator("export", JOB, "--out", tmp_path / "theirs")
-    for name in ("model.onnx", "model.safetensors"):
+    words = ("--data", data, "--home", home, "--out", tmp_path / "own", "--precision", precision)
+    said = " ".join(succeed("edge_client", "export", JOB, *words).split())
+    assert f"edge_client generate --bundle {tmp_path / 'own'}" in said
+    federation.operator("export", JOB, "--out", tmp_path / "theirs", "--precision", precision)
+    for name in ("model.onnx", "model.safetensors", "tokenizer.json"):
         assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    own, theirs = (read_bundle(tmp_path / each, "generator").index.generator for each in ("own", "theirs"))
+    # The member's is compared with the trained model on the member's rows.
+    assert (own.precision, own.texts) == (precision, 42)
+    assert f"largest difference from the trained model {own.parity:.2g}" in said
+    assert own.model_copy(update={"parity": theirs.parity, "texts": theirs.texts}) == theirs
+    cards = [(tmp_path / each / "README.md").read_text(encoding="utf-8").splitlines() for each in ("own", "theirs")]
+    assert any(f"the weights, {precision}" in line for line in cards[0])
+    rounds, members, parity = (line for line in cards[0] if line not in cards[1])
+    assert (rounds.split(" | ")[0], members.split(" | ")[0]) == ("| rounds", "| members")
+    assert parity.startswith("On 42 dialogues, its logits differ from the trained model's by at most ")
+
+
+def plainly(folder, ids):
+    """The logits (S, vocabulary) of a folder's model over a fresh cache, with onnxruntime and nothing of ours."""
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    past = [each for each in session.get_inputs() if each.name.startswith("past.")]
+    feeds = {each.name: np.zeros((1, each.shape[1], 0, each.shape[3]), np.float32) for each in past}
+    numbers = {"ids": [ids], "lengths": [len(ids)], "wanted": [range(len(ids))]}
+    feeds |= {name: np.array(each, dtype=np.int64) for name, each in numbers.items()}
+    return session.run(["logits"], feeds)[0][0]
+
+
+def test_a_members_int8_model_answers_as_its_float32_one_within_the_limit(town, tmp_path):
+    federation, _, _, _, _ = town
+    home, data = federation.home("north"), federation.folder / "north.jsonl"
+    told, size = {}, {}
+    for precision in ("float32", "int8"):
+        words = ("--data", data, "--home", home, "--out", tmp_path / precision, "--precision", precision, "--json")
+        told[precision] = json.loads(succeed("edge_client", "export", JOB, *words))
+        size[precision] = (tmp_path / precision / "model.safetensors").stat().st_size
+    assert size["int8"] < 0.5 * size["float32"]
+    assert told["float32"]["max_difference"] < 1e-4 < told["int8"]["max_difference"]
+    pieces = Tokenizer.from_file(str(tmp_path / "int8" / "tokenizer.json"))
+    for asked in (f"Where is the food of {SECRET}?", "the river is near the restaurant", "people"):
+        ids = pieces.encode(asked, add_special_tokens=False).ids
+        whole, small = (plainly(tmp_path / each, ids) for each in ("float32", "int8"))
+        # docs/exports.md: a fifth of the largest logit.
+        assert 0 < np.abs(whole - small).max() <= 0.2 * np.abs(whole).max()
+    # The README's own program runs it.
+    (program,) = re.findall(r"```python\n(.*?)```", (tmp_path / "int8" / "README.md").read_text(encoding="utf-8"), re.S)
+    (tmp_path / "int8" / "answer.py").write_text(program)
+    asked = f"Where is the food of {SECRET}?"
+    ran = subprocess.run(
+        [sys.executable, "answer.py", asked], cwd=tmp_path / "int8", capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    answer = json.loads(succeed("edge_client", "generate", "--bundle", tmp_path / "int8", asked, "--json"))
+    assert ran.stdout.strip() == answer["response"].strip()
 
 
 def test_a_member_measures_the_same_as_the_operator_and_nothing_stays(town, tmp_path):

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from export.causal_changes import Change, stores_inwards
-from export.causal_graph import GraphPrecision, causal_graph
+from export.causal_graph import causal_graph
 from export.causal_weights import write_weights
 from export.generating import open_session
+from export.onnx_form import GraphPrecision
 from learning.causal.config import check_causal, flat_config, sizes_of, tensor_shapes
 from learning.text.dialogue import DialogueEncoder
 from learning.text.dialogue_tokenizer import own_dialogue_form

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from export.causal_hugging_face import adapter_files, common_files, write_merged
 from export.generating import Cache, open_session
-from export.generator import GraphRefused, check_graph, checked_generator, starting_cache, write_graph
+from export.generator import checked_generator, starting_cache, write_graph
 from export.onnx import ParityFailed
+from export.onnx_form import FormRefused, check_graph
 from learning.causal.backbone import CausalBackbone
 from learning.causal.model import CausalModel
 from learning.prompts.assembly import injection_of
@@ -125,7 +126,7 @@ def test_a_version_without_numbers_is_told(tmp_path: Path) -> None:
 
 def test_heads_that_onnxruntime_cannot_read_are_refused() -> None:
     flat = {**flat_of(causal_library_model("llama")), "head_dim": 8}
-    with pytest.raises(GraphRefused, match=r"a multiple of 16 values.*--format peft"):
+    with pytest.raises(FormRefused, match=r"a multiple of 16 values.*--format peft"):
         check_graph(flat)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from coordinator.cli.model import Format, Material, Precision, check_exportable, export_version
+from coordinator.cli.model import Format, Material, check_exportable, export_version
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.generating import Generator
 from learning.backbones.packaged import PACKAGED
@@ -170,7 +170,7 @@ def test_the_same_version_gives_the_same_bytes(version: Material, onnx: Path, tm
 
 
 def test_int8_is_smaller_and_says_so(version: Material, onnx: Path, tmp_path: Path) -> None:
-    report = exported(version, tmp_path / "small", precision=Precision.INT8)
+    report = exported(version, tmp_path / "small", precision="int8")
     sizes = [(folder / WEIGHTS_FILE).stat().st_size for folder in (onnx, tmp_path / "small")]
     assert sizes[1] < 0.5 * sizes[0]
     assert report.max_difference > 1e-4

@@ -119,7 +119,8 @@ def test_without_private_parts_the_export_is_the_version(machine, town):
     said, beside = machine.export("plain")
     assert "adapting" not in beside
     assert "private to you" not in said
-    assert said.startswith(f"Wrote {machine.out}: version 4 of plain. Try `edge_client predict")
+    assert said.startswith(f"Wrote {machine.out}: version 4 of plain; largest difference from the trained model ")
+    assert "Try `edge_client predict" in said
     written = read_bundle(machine.out, "model")
     assert written.files["tokenizer.json"] == town.bundles["plain"].tokenizer
     assert not written.index.model.private
@@ -350,7 +351,7 @@ def in_the_way(out, what):
     ],
 )
 def test_an_unusable_out_is_refused_before_anything_is_fetched(machine, monkeypatch, what, sentence):
-    def reached(*_):
+    def reached(*_, **__):
         raise AssertionError("the coordinator was asked")
 
     monkeypatch.setattr(edge_client.agent.exporting, "fetch_own", reached)
@@ -366,11 +367,20 @@ def test_missing_packages_are_named_before_anything_is_fetched(machine, monkeypa
     real = importlib.util.find_spec
     lacking = {"onnx", "onnxscript"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in lacking else real(name))
-    monkeypatch.setattr(edge_client.agent.exporting, "fetch_own", lambda *_: pytest.fail("the coordinator was asked"))
+    monkeypatch.setattr(edge_client.agent.exporting, "fetch_own", lambda *_, **__: pytest.fail("it was asked"))
     assert machine.refused("own") == (
         ExitCode.USAGE,
         "making an ONNX file needs onnx, onnxscript; `pip install '.[edge,export]'` in Tacit's source folder",
     )
+
+
+def test_int8_is_for_jobs_that_write_and_is_refused_before_anything_large_is_fetched(machine, town):
+    code, said = machine.refused("plain", "--precision", "int8")
+    assert code is ExitCode.USAGE
+    assert said == "job plain labels texts, and its export is float32; leave out --precision"
+    # The document alone has told.
+    document = town.bundles["plain"].document.digest()
+    assert {path.name for path in (machine.home / "cache").iterdir() if path.is_file()} == {document.hex()}
 
 
 @pytest.mark.parametrize(

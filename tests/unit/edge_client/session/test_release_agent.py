@@ -295,5 +295,5 @@ def test_a_job_for_synthetic_text_has_no_classifier_to_export(tmp_path, monkeypa
     stub = SimpleNamespace(OpenJobs=jobs, FetchBlob=None)
     monkeypatch.setattr("edge_client.agent.own_model.fetch_blob", fetched)
     with pytest.raises(CommandFailed, match="trains a generator of synthetic text"):
-        asyncio.run(_fetch(job.name, Policy(), BlobCache(tmp_path), None, False, stub))
+        asyncio.run(_fetch(job.name, Policy(), BlobCache(tmp_path), None, False, lambda _: None, stub))
     assert np.frombuffer(bundle.weights, "<f4").size == job.values
