@@ -214,6 +214,20 @@ class CoordinatorConfig(Document):
         """The host:port at which members reach this coordinator, of several."""
         return self.replica_address or self.federation_address
 
+    def disks(self, folder: Path) -> dict[str, Path]:
+        """The folders whose disks must not fill up: the coordinator's own, and those of the database and the store.
+
+        A database server and a bucket have none. The URLs are absolute, as `load_config` makes them.
+        """
+        found = {"folder": folder}
+        scheme, _, path = self.database_url.partition(":///")
+        path = path.partition("?")[0]
+        if scheme.startswith("sqlite") and path and not path.startswith(":memory:"):
+            found["database"] = Path(path).parent
+        if self.store_url.startswith("file://"):
+            found["store"] = Path(self.store_url.removeprefix("file://"))
+        return found
+
 
 class OperatorConfig(Document):
     """operator.toml: which coordinator the operator's certificate beside it belongs to."""

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from wsgiref.simple_server import WSGIServer
@@ -321,7 +322,14 @@ INSTRUMENTS = (
         _SHORT_SECONDS,
     ),
     Instrument("memory_peak_bytes", "gauge", "Peak of the resident memory since the start.", "bytes"),
-    Instrument("disk_free_bytes", "gauge", "Free space on the disk of the coordinator's folder.", "bytes"),
+    Instrument(
+        "disk_free_bytes",
+        "gauge",
+        "Free space on the disk of the coordinator's folder, of its SQLite database, or of a store in a folder.",
+        "bytes",
+        ("kind",),
+    ),
+    Instrument("disk_total_bytes", "gauge", "Size of that disk.", "bytes", ("kind",)),
     Instrument("store_bytes", "gauge", "Size of all blobs in the store.", "bytes"),
     Instrument("store_blobs", "gauge", "Blobs in the store.", "blobs"),
     Instrument("lease_active", "gauge", "1 if this coordinator is the active one, 0 if it stands by.", ""),
@@ -757,16 +765,22 @@ class Metrics:
         """Records how late the event loop woke a task."""
         self._of.observe("event_loop_lag_seconds", seconds)
 
-    def watch_disk(self, folder: Path) -> None:
-        """Reports the free space on the folder's disk at each reading; nan if the disk does not tell."""
+    def watch_disks(self, folders: Mapping[str, Path]) -> None:
+        """Reports size and free space of each folder's disk at each reading; nan if the disk does not tell.
 
-        def free() -> float:
+        Args:
+            folders: By kind: "folder", "database", "store".
+        """
+
+        def usage(folder: Path, of: Literal["free", "total"]) -> float:
             try:
-                return shutil.disk_usage(folder).free
+                return float(getattr(shutil.disk_usage(folder), of))
             except OSError:
                 return math.nan
 
-        self._of.ask("disk_free_bytes", free)
+        for kind, folder in folders.items():
+            self._of.ask("disk_free_bytes", partial(usage, folder, "free"), kind=kind)
+            self._of.ask("disk_total_bytes", partial(usage, folder, "total"), kind=kind)
 
     def store_holds(self, blobs: int, size: int) -> None:
         """Sets the number of blobs in the store, and their size in bytes."""

@@ -211,7 +211,7 @@ async def start(
         ports.reflect(server, *modules)
     endpoint = ports.metered(config, metrics)
     stack.callback(endpoint.close)
-    metrics.watch_disk(folder.path)
+    metrics.watch_disks(config.disks(folder.path))
     stack.callback(asyncio.create_task(watch_loop(metrics, lambda: runtime.uploads.spooled)).cancel)
     for server in (inside, outside):
         # Workers hold their port from here on.

@@ -259,7 +259,7 @@ async def _listen(
     stack.push_async_callback(relay.stop)
     endpoint = ports.metered(config, metrics)
     stack.callback(endpoint.close)
-    metrics.watch_disk(folder.path)
+    metrics.watch_disks(config.disks(folder.path))
     await outside.start()
     # Nobody waits for a refusal to end.
     stack.push_async_callback(outside.stop, None)

@@ -82,9 +82,10 @@ class Instruments:
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
-    def ask(self, name: str, how: Callable[[], float]) -> None:
+    def ask(self, name: str, how: Callable[[], float], /, **labels: str) -> None:
         """Makes a gauge call a function for its value whenever it is read."""
-        self._gauges[name].set_function(how)
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set_function(how)
 
     def show(self, name: str, series: Mapping[str, float], label: str) -> None:
         """Replaces all series of a gauge.

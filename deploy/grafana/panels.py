@@ -617,10 +617,10 @@ _HEALTH = Row(
         ),
         Panel(
             "Disk",
-            "Free space on the disk of the coordinator's folder, and the size of the store.",
+            "Free space on the disks of the coordinator's folder, database and store, and the size of the store.",
             "bytes",
             (
-                Query(f"min({_c('disk_free_bytes', job=False)})", "free"),
+                Query(f"min by (kind) ({_c('disk_free_bytes', job=False)})", "free, {{kind}}"),
                 Query(f"max({_c('store_bytes', job=False)})", "store"),
             ),
         ),

@@ -37,6 +37,27 @@ def test_the_written_configuration_reads_back_and_has_comments(tmp_path):
         assert any(line.startswith("#") for line in lines[max(0, place - 3) : place]), key
 
 
+@pytest.mark.parametrize(
+    ("written", "database", "store"),
+    [
+        pytest.param("", "tacit.db", "store", id="defaults"),
+        pytest.param('database_url = "sqlite:////data/a.db"\nstore_url = "/blobs"', "/data", "/blobs", id="elsewhere"),
+        pytest.param('store_url = "file:///blobs"', "tacit.db", "/blobs", id="file"),
+        pytest.param('database_url = "postgresql://t@h/t"\nstore_url = "s3://b/p"', None, None, id="not-on-a-disk"),
+        pytest.param('database_url = "sqlite://"\nstore_url = "memory://x"', None, None, id="memory"),
+    ],
+)
+def test_disks_are_those_of_the_folder_the_database_and_the_store(tmp_path, written, database, store):
+    found = load_config(_write(tmp_path, f'schema = 1\nadvertise = ["h"]\n{written}\n'), {}).disks(tmp_path)
+    # SQLite's file is made later, and its folder is there.
+    expected = {"folder": tmp_path}
+    if database is not None:
+        expected["database"] = tmp_path if database == "tacit.db" else Path(database)
+    if store is not None:
+        expected["store"] = tmp_path / store
+    assert found == expected
+
+
 def test_defaults_and_addresses(tmp_path):
     config = load_config(_write(tmp_path, 'schema = 1\nadvertise = ["Federation.Example.ORG", "::1"]\n'), {})
     assert (config.enrolment_port, config.federation_port, config.metrics_port) == (7440, 7441, 7442)

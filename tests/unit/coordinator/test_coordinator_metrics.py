@@ -201,7 +201,7 @@ def test_exactly_the_declared_instruments_are_shown(metrics, tmp_path):
     everything(metrics)
     metrics.privacy_reported("desk", "north", 1.0)
     metrics.budget_exhausted("desk", "north")
-    metrics.watch_disk(tmp_path)
+    metrics.watch_disks({"folder": tmp_path})
     shown = {family.name for family in metrics.registry.collect() if family.samples}
     assert {name for name in shown if not name.startswith("process_")} == {PREFIX + each.name for each in INSTRUMENTS}
 
@@ -356,11 +356,12 @@ def test_a_blocked_event_loop_shows_lag(metrics):
 
 
 def test_disk_space_and_peak_memory_are_reported(metrics, tmp_path):
-    metrics.watch_disk(tmp_path)
+    metrics.watch_disks({"folder": tmp_path, "store": tmp_path / "gone"})
     room = os.statvfs(tmp_path)
-    assert 0 < metrics.value("disk_free_bytes") <= room.f_frsize * room.f_blocks
-    metrics.watch_disk(tmp_path / "gone")
-    assert math.isnan(metrics.value("disk_free_bytes"))
+    assert metrics.value("disk_total_bytes", kind="folder") == room.f_frsize * room.f_blocks
+    assert 0 < metrics.value("disk_free_bytes", kind="folder") <= metrics.value("disk_total_bytes", kind="folder")
+    assert math.isnan(metrics.value("disk_free_bytes", kind="store"))
+    assert math.isnan(metrics.value("disk_total_bytes", kind="store"))
     # At least some tens of megabytes, which detects kibibytes taken for bytes.
     assert 10e6 < metrics.value("memory_peak_bytes") < 100e9
     assert metrics.registry.get_sample_value("process_resident_memory_bytes") > 10e6
