@@ -38,7 +38,11 @@ def key(folder: Folder, as_json: Json = False) -> None:
 def run(
     folder: Folder,
     address: Annotated[
-        str, typer.Option(help="host:port of the coordinator's enrolment port (7440).", show_default=False)
+        list[str],
+        typer.Option(
+            help="host:port of the coordinator's enrolment port (7440). Give it once for each coordinator.",
+            show_default=False,
+        ),
     ],
     federation: Annotated[
         str,
@@ -66,7 +70,8 @@ def run(
 
     try:
         name = bytes.fromhex(federation)
-        split_address(address)
+        for each in address:
+            split_address(each)
     except ValueError as error:
         fail(f"{error}; give --address host:port and --federation with 64 digits", ExitCode.USAGE)
     if len(name) != 32:
@@ -75,34 +80,32 @@ def run(
     asyncio.run(_looking(folder, address, name, every, once))
 
 
-async def _looking(folder: Path, address: str, federation: bytes, every: float, once: bool) -> None:
+async def _looking(folder: Path, addresses: list[str], federation: bytes, every: float, once: bool) -> None:
     import asyncio
     import signal
 
-    import grpc.aio
     import structlog
 
-    from edge_client.identity.connection import explain
-    from edge_client.identity.handshake import HandshakeFailed
-    from edge_client.roster.witness import Witness, WitnessRefuses, WitnessUnusable
+    from edge_client.roster.witness import NobodyAnswers, Witness, WitnessRefuses, WitnessUnusable
 
     log, stop = structlog.get_logger("edge_client"), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     while not stop.is_set():
         try:
-            signed = await Witness(folder).look(address, federation)
-            log.info("head_witnessed", entries=signed.head.size, root=signed.head.root.hex())
+            signed, serving = await Witness(folder).look_at_any(addresses, federation)
+            # The one that served is asked first until it fails: standbys only refuse, and a dead machine takes long.
+            addresses = [serving, *(each for each in addresses if each != serving)]
+            log.info("head_witnessed", entries=signed.head.size, root=signed.head.root.hex(), address=serving)
         except WitnessRefuses as refusal:
             log.error("head_refused", detail=str(refusal))
             fail(str(refusal), ExitCode.REFUSED)
         except WitnessUnusable as error:
             fail(str(error), ExitCode.USAGE)
-        except (HandshakeFailed, grpc.aio.AioRpcError) as error:
-            said = error.sentence if isinstance(error, HandshakeFailed) else explain(error, address=address)
+        except NobodyAnswers as error:
             if once:
-                fail(said, ExitCode.UNREACHABLE)
-            log.warning("head_not_fetched", detail=said)
+                fail(str(error), ExitCode.UNREACHABLE)
+            log.warning("head_not_fetched", detail=str(error))
         if once:
             return
         try:

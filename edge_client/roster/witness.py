@@ -10,6 +10,7 @@ A head is on the disk before the witness signs it. So it never signs two logs, a
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +21,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from edge_client.identity.connection import channel_options
-from edge_client.identity.handshake import find_root, shake_hands
+from edge_client.identity.connection import channel_options, explain
+from edge_client.identity.handshake import HandshakeFailed, find_root, shake_hands
 from edge_client.identity.renewal import asked_authorities
 from secure_agg.transparency import is_consistent
 from tacit.authorities import Authorities
@@ -34,7 +35,7 @@ from tacit.v1 import federation_pb2 as pb
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_secret
 
-__all__ = ["Witness", "WitnessRefuses", "WitnessUnusable"]
+__all__ = ["NobodyAnswers", "Witness", "WitnessRefuses", "WitnessUnusable"]
 
 _SECONDS = 20.0
 
@@ -45,6 +46,10 @@ class WitnessUnusable(Exception):
 
 class WitnessRefuses(Exception):
     """The coordinator's log does not continue what this witness has seen. The sentence says why."""
+
+
+class NobodyAnswers(Exception):
+    """No coordinator serves at any of the addresses. The sentence says why, for each."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,31 @@ class Witness:
         if not isinstance(found, Ed25519PrivateKey):
             raise WitnessUnusable(f"{path} is not an Ed25519 key; use another --folder")
         return found
+
+    async def look_at_any(self, addresses: Sequence[str], federation: bytes) -> tuple[SignedHead, str]:
+        """Looks at the first address where a coordinator serves. Standbys refuse, and those that are down are passed over.
+
+        Args:
+            addresses: host:port of each coordinator's enrolment port, in the order in which to try them.
+            federation: the federation's name, 32 bytes.
+
+        Returns:
+            The head that was signed, and the address that showed it.
+
+        Raises:
+            NobodyAnswers: every address failed.
+            WitnessRefuses, WitnessUnusable: as `look`. No other address is tried then: a log that does not hold is not
+                outweighed by another one.
+        """
+        failed = []
+        for address in addresses:
+            try:
+                return await self.look(address, federation), address
+            except HandshakeFailed as error:
+                failed.append(error.sentence)
+            except grpc.aio.AioRpcError as error:
+                failed.append(explain(error, address=address))
+        raise NobodyAnswers("; ".join(failed))
 
     async def look(self, address: str, federation: bytes) -> SignedHead:
         """Fetches the newest head, checks that it continues the one before, stores it and signs it.

@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import ROOT  # type: ignore[attr-defined]
 
 FOLDER = ROOT / "deploy" / "proxy"
-# What docs/architecture.md and the changelog promise. After a break, a member's old connection may live on beside its new
+# What the docs promise. After a break, a member's old connection may live on beside its new
 # one, and strangers enrol.
 MEMBERS = 10_000
 CONNECTIONS = 2 * MEMBERS + 512
@@ -58,7 +58,7 @@ def _number(name, pattern):
 
 def test_haproxy_has_room_for_the_members_that_the_docs_promise():
     # The limit of a frontend is the global one. haproxy raises its limit of open files by itself.
-    assert CONNECTIONS <= _number("haproxy.cfg", r"^    maxconn (\d+)$")
+    assert _number("haproxy.cfg", r"^    maxconn (\d+)$") >= CONNECTIONS
     # Towards the coordinator each connection takes one of the kernel's 28,232 ports.
     assert _number("haproxy.cfg", r"^    maxconn (\d+)$") < 28_232
 
@@ -66,5 +66,5 @@ def test_haproxy_has_room_for_the_members_that_the_docs_promise():
 def test_nginx_has_room_for_the_members_that_the_docs_promise():
     # One worker may get all connections, and counts both sides of each.
     connections = _number("nginx-stream.conf", r"worker_connections (\d+)")
-    assert 2 * CONNECTIONS <= connections
+    assert connections >= 2 * CONNECTIONS
     assert connections < _number("nginx-stream.conf", r"^worker_rlimit_nofile (\d+);$")
