@@ -20,7 +20,13 @@ __all__ = ["INSTRUMENTS", "PREFIX", "MemberMetrics"]
 
 PREFIX = "tacit_edge_"
 
+# Why a member declines while nothing is wrong with it.
+_WAITS = frozenset(
+    word(each) for each in (Reason.REASON_POLICY_CONDITIONS, Reason.REASON_APPROVAL_AWAITED, Reason.REASON_BUDGET_SPENT)
+)
+
 INSTRUMENTS = (
+    Instrument("started_timestamp_seconds", "gauge", "When this process started.", "seconds since 1970"),
     Instrument("connected", "gauge", "1 while a session with the coordinator is open.", ""),
     Instrument(
         "connection_changed_timestamp_seconds",
@@ -37,6 +43,12 @@ INSTRUMENTS = (
     ),
     Instrument("assignments", "counter", "Rounds that the coordinator asked this member to train for.", "rounds"),
     Instrument("updates", "counter", "Updates that this member trained and offered.", "updates"),
+    Instrument(
+        "declines",
+        "counter",
+        "Assignments that this member declined for other reasons than its conditions, its stewards or its budget.",
+        "assignments",
+    ),
     Instrument(
         "jobs_budget_spent",
         "gauge",
@@ -81,6 +93,7 @@ class MemberMetrics:
         self._is_connected: bool | None = None
         # The jobs that wait at a privacy limit.
         self._spent: set[str] = set()
+        self._of.set("started_timestamp_seconds", clock())
         self._of.set("connection_changed_timestamp_seconds", clock())
         self._of.ask("written_timestamp_seconds", clock)
 
@@ -112,6 +125,8 @@ class MemberMetrics:
 
     def declined(self, job: str, reason: str) -> None:
         """Records that this member declined to train. `reason` is a word of `tacit.reason`."""
+        if reason not in _WAITS:
+            self._of.add("declines")
         self._at_limit(job, reason == word(Reason.REASON_BUDGET_SPENT))
 
     def job_ended(self, job: str) -> None:

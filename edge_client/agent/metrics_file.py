@@ -2,8 +2,8 @@
 
 The file is written when something changed, and at least every `seconds`. Each time it is first written whole under
 another name, so that no reader finds half of it. A clean end removes it, because figures of a member that is not
-running must not look alive. A killed member leaves the file behind; its `tacit_edge_written_timestamp_seconds` then no
-longer changes.
+running must not look alive. A member that is killed or fails leaves the file behind; its
+`tacit_edge_written_timestamp_seconds` then no longer changes, unless its supervisor starts it again.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from types import TracebackType
 import structlog
 
 from edge_client.agent.metrics import MemberMetrics
+from toolkit.console import CommandFailed, ExitCode
 
 __all__ = ["MetricsFile", "MetricsFileUnusable"]
 
@@ -67,8 +68,9 @@ class MetricsFile:
         # Wakes the thread.
         self._metrics.changed.set()
         self._thread.join()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        if error is None or _is_wanted(error):
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
     def _keep(self) -> None:
         while True:
@@ -97,3 +99,9 @@ class MetricsFile:
             draft.replace(self._path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _is_wanted(error: BaseException) -> bool:
+    """Whether the member ends as it was told to: somebody stops it, or its jobs are over, whether finished or not."""
+    over = isinstance(error, CommandFailed) and error.code == ExitCode.FAILED
+    return over or not isinstance(error, Exception)

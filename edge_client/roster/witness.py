@@ -91,7 +91,7 @@ class Witness:
         return found
 
     async def look_at_any(self, addresses: Sequence[str], federation: bytes) -> tuple[SignedHead, str]:
-        """Looks at the first address where a coordinator serves. Standbys refuse, and those that are down are passed over.
+        """Looks at the first address where a coordinator serves. Standbys refuse; one that is down is passed over.
 
         Args:
             addresses: host:port of each coordinator's enrolment port, in the order in which to try them.

@@ -12,7 +12,8 @@ from edge_client.agent.watching import LogWatcher, MeteredWatcher
 from edge_client.ledger.budget import Figures
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment, AttemptEnded, JobEnded
-from tacit.reason import Reason
+from tacit.reason import Reason, word
+from toolkit.console import CommandFailed, ExitCode
 
 PATIENCE = 30.0
 
@@ -45,6 +46,7 @@ def test_the_watcher_sets_every_declared_instrument():
     watcher.attempt_ended(attempt, AttemptEnded(False, Reason.REASON_THRESHOLD_LOST))
     assert value(metrics, "connected") == 1
     assert value(metrics, "connection_changed_timestamp_seconds") == 1010
+    assert value(metrics, "started_timestamp_seconds") == 1000
     assert value(metrics, "disconnections_total") == 1
     assert value(metrics, "assignments_total") == value(metrics, "updates_total") == 1
     assert value(metrics, "privacy_epsilon_spent") == 1.5
@@ -127,6 +129,34 @@ def test_the_file_is_also_written_at_intervals(tmp_path):
     with MetricsFile(path, metrics, seconds=0.01):
         now[0] = 2000.0
         until(lambda: figures(path.read_text())["tacit_edge_written_timestamp_seconds"] == 2000)
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        pytest.param(CommandFailed("refused", ExitCode.REFUSED), True, id="refused"),
+        pytest.param(RuntimeError("a bug"), True, id="crash"),
+        pytest.param(CommandFailed("a job was aborted", ExitCode.FAILED), False, id="jobs-over"),
+        pytest.param(KeyboardInterrupt(), False, id="interrupted"),
+    ],
+)
+def test_a_member_that_fails_leaves_its_file_to_grow_old(tmp_path, error, stays):
+    path = tmp_path / "tacit.prom"
+    metrics = MemberMetrics()
+    metrics.connected(True)
+    with pytest.raises(type(error)), MetricsFile(path, metrics):
+        raise error
+    assert path.exists() == stays
+    if stays:
+        assert figures(path.read_text())["tacit_edge_started_timestamp_seconds"] > 0
+
+
+def test_declines_count_unless_the_member_only_waits():
+    metrics = MemberMetrics()
+    waits = (Reason.REASON_POLICY_CONDITIONS, Reason.REASON_APPROVAL_AWAITED, Reason.REASON_BUDGET_SPENT)
+    for reason in (*waits, Reason.REASON_TRAINING_FAILED, Reason.REASON_LEDGER_FAILING):
+        metrics.declined("desk", word(reason))
+    assert value(metrics, "declines_total") == 2
 
 
 def test_a_reader_never_finds_half_a_file(tmp_path):
