@@ -23,6 +23,8 @@ NAMESPACE = "tacit"
 COORDINATOR_ID, EDGE_ID = 10001, 10002
 # Below the volume's root, whose mode the cluster widens for the pod's group. Ours must be closed (0700).
 DIR, HOME = "/var/lib/tacit/federation", "/var/lib/tacit/home"
+# Below the root of a volume of their own, for the same reason.
+BACKUPS = "/var/backups/tacit"
 PASSPHRASE = "/run/secrets/tacit/passphrase"  # noqa: S105  a path
 PORTS = {"enrolment": 7440, "federation": 7441, "metrics": 7442}
 
@@ -96,18 +98,27 @@ def _resources(cpu: str, memory: str, most: str) -> Manifest:
     return {"requests": {"cpu": cpu, "memory": memory, "ephemeral-storage": "256Mi"}, "limits": {"memory": most}}
 
 
-_COORDINATOR_VOLUMES = [
+_COORDINATOR_VOLUMES: list[Manifest] = [
     {"name": "folder", "persistentVolumeClaim": {"claimName": "tacit-coordinator"}},
     {"name": "passphrase", "secret": {"secretName": "tacit-authority", "defaultMode": 0o440}},
 ]
-_COORDINATOR_MOUNTS = [
+_COORDINATOR_MOUNTS: list[Manifest] = [
     {"name": "folder", "mountPath": "/var/lib/tacit"},
     {"name": "passphrase", "mountPath": "/run/secrets/tacit", "readOnly": True},
     {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
 ]
 
 
-def _coordinator(name: str, command: list[str], resources: Manifest, **more: Any) -> Manifest:
+_BACKUP_VOLUMES: list[Manifest] = [
+    *_COORDINATOR_VOLUMES,
+    {"name": "backups", "persistentVolumeClaim": {"claimName": "tacit-backups"}},
+]
+_BACKUP_MOUNTS: list[Manifest] = [*_COORDINATOR_MOUNTS, {"name": "backups", "mountPath": BACKUPS.rpartition("/")[0]}]
+
+
+def _coordinator(
+    name: str, command: list[str], resources: Manifest, mounts: list[Manifest] = _COORDINATOR_MOUNTS, **more: Any
+) -> Manifest:
     return _container(
         name,
         "tacit-coordinator",
@@ -119,7 +130,7 @@ def _coordinator(name: str, command: list[str], resources: Manifest, **more: Any
             _secret("AWS_ACCESS_KEY_ID", "tacit-s3", "access-key", optional=True),
             _secret("AWS_SECRET_ACCESS_KEY", "tacit-s3", "secret-key", optional=True),
         ],
-        volumeMounts=_COORDINATOR_MOUNTS,
+        volumeMounts=mounts,
         resources=resources,
         **more,
     )
@@ -190,13 +201,52 @@ def _deployment() -> Manifest:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
 
 
+def _job_spec(
+    app: str, containers: list[Manifest], volumes: list[Manifest] = _COORDINATOR_VOLUMES, seconds: int = 1800
+) -> Manifest:
+    # All but the last run first, one after the other.
+    *before, last = containers
+    first = {"initContainers": before} if before else {}
+    pod = _pod(app, COORDINATOR_ID, volumes, [last], restartPolicy="Never", **first)
+    return {"backoffLimit": 3, "activeDeadlineSeconds": seconds, "template": pod}
+
+
 def _job(name: str, command: list[str]) -> Manifest:
     container = _coordinator(name, command, _resources("100m", "256Mi", "512Mi"))
     # Its own name: neither the Services nor the disruption budget count it.
     app = f"tacit-coordinator-{name}"
-    pod = _pod(app, COORDINATOR_ID, _COORDINATOR_VOLUMES, [container], restartPolicy="Never")
-    spec = {"backoffLimit": 3, "activeDeadlineSeconds": 1800, "template": pod}
+    spec = _job_spec(app, [container])
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(f"tacit-{name}", app), "spec": spec}
+
+
+def _backup() -> list[Manifest]:
+    app, size = "tacit-coordinator-backup", _resources("100m", "512Mi", "2Gi")
+    make = ["backup", BACKUPS, "--keep", "14"]
+    steps = [
+        _coordinator("backup", make, size, _BACKUP_MOUNTS),
+        _coordinator("verify", ["backup", BACKUPS, "--verify"], size, _BACKUP_MOUNTS),
+    ]
+    spec = {
+        "schedule": "15 3 * * *",
+        "concurrencyPolicy": "Forbid",
+        # The cluster was down at the time: later is better than tomorrow.
+        "startingDeadlineSeconds": 6 * 3600,
+        "successfulJobsHistoryLimit": 1,
+        "failedJobsHistoryLimit": 3,
+        "jobTemplate": {"spec": _job_spec(app, steps, _BACKUP_VOLUMES, seconds=6 * 3600)},
+    }
+    cron = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": _meta("tacit-backup", app), "spec": spec}
+    return [_claim("tacit-backups", app, "50Gi"), cron]
+
+
+def _restore() -> Manifest:
+    app, size = "tacit-coordinator-restore", _resources("100m", "512Mi", "2Gi")
+    steps = [
+        _coordinator("restore", ["restore", BACKUPS, "--yes"], size, _BACKUP_MOUNTS),
+        _coordinator("take-over", ["store", "take-over", "--yes"], size),
+    ]
+    spec = _job_spec(app, steps, _BACKUP_VOLUMES, seconds=6 * 3600)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta("tacit-restore", app), "spec": spec}
 
 
 def _ports(*given: int, protocol: str = "TCP") -> list[Manifest]:
@@ -227,7 +277,7 @@ def _coordinator_network() -> list[Manifest]:
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     # The database, and the object store.
     out = [_DNS, {"ports": _ports(5432, 443)}]
-    jobs = [f"tacit-coordinator-{each}" for each in ("init", "migrate")]
+    jobs = [f"tacit-coordinator-{each}" for each in ("init", "migrate", "backup", "restore")]
     each_job = {"matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "In", "values": jobs}]}
     return [
         _network(
@@ -386,6 +436,7 @@ def rendered() -> dict[str, str]:
         "settings": [_config("tacit-coordinator", "tacit-coordinator", SETTINGS)],
         "volume": [_claim("tacit-coordinator", "tacit-coordinator", "20Gi", "ReadWriteMany")],
         "deployment": [_deployment()],
+        "backup": _backup(),
         "services": [_public_service(), _metrics_service()],
         "network": _coordinator_network(),
         "disruption": [_disruption()],
@@ -397,6 +448,7 @@ def rendered() -> dict[str, str]:
     files["coordinator/kustomization.yaml"] = [_kustomization([f"{name}.yaml" for name in coordinator])]
     files["jobs/init.yaml"] = [_job("init", init)]
     files["jobs/migrate.yaml"] = [_job("migrate", ["migrate"])]
+    files["jobs/restore.yaml"] = [_restore()]
     files["edge/member.yaml"] = _edge()
     files["edge/kustomization.yaml"] = [_kustomization(["member.yaml"])]
     head = "# Made by deploy/kubernetes/build.py: change it there. docs/kubernetes.md says what to fill in.\n"

@@ -36,9 +36,12 @@ CLAIMS = {"tacit-member-data"}
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    return {
-        each["metadata"]["name"]: each["spec"]["template"] for _, each in ALL if each["kind"] in ("Deployment", "Job")
-    }
+    found = {}
+    for _, each in ALL:
+        spec = each["spec"]["jobTemplate"]["spec"] if each["kind"] == "CronJob" else each.get("spec", {})
+        if each["kind"] in ("Deployment", "Job", "CronJob"):
+            found[each["metadata"]["name"]] = spec["template"]
+    return found
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -254,8 +257,10 @@ def test_every_pod_has_a_network_policy_and_a_member_takes_no_connection():
     for policy in of_kind("NetworkPolicy").values():
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     budget = of_kind("PodDisruptionBudget")["tacit-coordinator"]["spec"]["selector"]["matchLabels"]
-    jobs = [pod for name, pod in pods().items() if name in ("tacit-init", "tacit-migrate")]
-    assert len(jobs) == 2
+    jobs = [
+        pod for name, pod in pods().items() if name in ("tacit-init", "tacit-migrate", "tacit-backup", "tacit-restore")
+    ]
+    assert len(jobs) == 4
     assert not any(budget.items() <= pod["metadata"]["labels"].items() for pod in jobs)
 
 
@@ -291,3 +296,33 @@ def test_callers_keep_their_addresses():
     found = {name: each["spec"] for name, each in of_kind("Service").items()}
     assert {spec["externalTrafficPolicy"] for spec in found.values() if spec["type"] == "LoadBalancer"} == {"Local"}
     assert not any("externalTrafficPolicy" in spec for spec in found.values() if spec["type"] == "ClusterIP")
+
+
+def test_backups_are_made_and_verified_on_a_volume_of_their_own_and_restored_from_it():
+    cron = of_kind("CronJob")["tacit-backup"]["spec"]
+    # Two would wait for each other, and one that still runs is no failure.
+    assert cron["concurrencyPolicy"] == "Forbid"
+    # More often than the alert on missing backups waits.
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", cron["schedule"])
+    pod = pods()["tacit-backup"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    (made,), (verified,) = pod["initContainers"], pod["containers"]
+    assert made["command"][:2] == verified["command"][:2] == ["coordinator", "backup"]
+    assert "--verify" in verified["command"]
+    assert "--verify" not in made["command"]
+    folders = {next(word for word in each["command"] if word.startswith("/")) for each in (made, verified)}
+    restored = container("tacit-restore", "restore")
+    assert folders == {restored["command"][2]}
+    (folder,) = folders
+    for each in (made, verified, restored):
+        (mount,) = [mount for mount in each["volumeMounts"] if folder.startswith(mount["mountPath"] + "/")]
+        assert mount["name"] == "backups"
+        # Not in the folder that it would be lost with.
+        assert mount["mountPath"] != "/var/lib/tacit"
+    for name in ("tacit-backup", "tacit-restore"):
+        volumes = {each["name"]: each for each in pods()[name]["spec"]["volumes"]}
+        assert volumes["backups"]["persistentVolumeClaim"]["claimName"] == "tacit-backups"
+    # Then the bucket is the restored database's own.
+    assert container("tacit-restore", "take-over")["command"][1:3] == ["store", "take-over"]
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert "deploy/kubernetes/jobs/restore.yaml" in page
