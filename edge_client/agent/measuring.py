@@ -25,6 +25,7 @@ from tacit.job import JobDocument
 from tacit.prompt import PromptedModel, reads_pairs, writes
 from toolkit.console import ExitCode, fail
 from toolkit.install import install_with
+from toolkit.interruption import Interruption
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +61,7 @@ class Measured:
         skipped: The rows of the test file that were skipped.
         reading: How much of the test file the model reads, in a sentence.
         reading_json: The same for `--json`.
+        cut: Whether the measurement was cut off, so that the figures are those of the first rows.
     """
 
     job: str
@@ -73,6 +75,7 @@ class Measured:
     skipped: Skipped
     reading: str
     reading_json: Mapping[str, Any]
+    cut: bool = False
 
 
 def measure_own(
@@ -82,6 +85,7 @@ def measure_own(
     *,
     epochs: int | None = None,
     answering: "Answering | None" = None,
+    interruption: Interruption | None = None,
     watch: Watch = UNWATCHED,
 ) -> Measured:
     """Measures the member's own model.
@@ -92,10 +96,12 @@ def measure_own(
         test: The labelled texts to measure on; for a model that writes, prompts with responses.
         epochs: How long private parameters are adapted on the member's data, as for `export_own`.
         answering: How a model that writes answers the prompts; None: it does not.
+        interruption: Cuts the measurement of a model that writes off; the figures are then those of its first rows.
         watch: Callbacks for progress.
 
     Raises:
-        CommandFailed: The input cannot be used, the coordinator cannot be reached, or there is nothing to measure.
+        CommandFailed: The input cannot be used, the coordinator cannot be reached, there is nothing to measure, or the
+            work was cut off before it had measured anything.
         StoreError: The member's private state cannot be opened.
     """
     for path in (test, options.data):
@@ -109,7 +115,9 @@ def measure_own(
         watch.say(f"{options.data}: {member.skipped.sentence(len(member.examples))}")
     found = fetch_own(name, member, options, check=check_form)
     if writes(found.job.model):
-        return _measured_writing(found, member, test, examples, skipped, answering, watch)
+        return _measured_writing(
+            found, member, test, examples, skipped, answering, interruption or Interruption(), watch
+        )
     if answering is not None:
         fail(f"job {name} labels texts and writes none; leave out --generate", ExitCode.USAGE)
     # Checked before anything is adapted, which takes long.
@@ -163,6 +171,7 @@ def _measured_writing(
     examples: Sequence[Example],
     skipped: Skipped,
     answering: "Answering | None",
+    interruption: Interruption,
     watch: Watch,
 ) -> Measured:
     job = found.job
@@ -172,6 +181,7 @@ def _measured_writing(
     check_tools()
     try:
         from export.evaluate_writing import evaluate_generator
+        from export.figures import EvaluationCut
     except ImportError as error:
         fail(f"measuring a model that writes needs {error.name or error}; {_INSTALL}", ExitCode.USAGE)
     cache = BlobCache(member.home / "cache")
@@ -181,7 +191,10 @@ def _measured_writing(
         write_generator(found, folder / "model", dialogues[:_SAMPLES])
         watch.say(f"measuring version {found.number} of {job.name} on {len(dialogues)} rows")
         try:
-            figures = evaluate_generator(folder / "model", dialogues, answering)
+            with interruption.listening():
+                figures = evaluate_generator(folder / "model", dialogues, answering, cancelled=interruption.asked)
+        except EvaluationCut:
+            fail("interrupted before a row was measured", ExitCode.INTERRUPTED)
         except DataInvalid as error:
             fail(f"{test}: {error}", ExitCode.USAGE)
         except (ValueError, RuntimeError) as error:
@@ -200,6 +213,7 @@ def _measured_writing(
         skipped=skipped,
         reading=reading.sentence(job),
         reading_json=reading.as_json(job),
+        cut=interruption.asked(),
     )
 
 

@@ -23,8 +23,10 @@ from edge_client.cli.options import (
 )
 from edge_client.cli.watching import watching
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
+from toolkit.interruption import Interruption
 
 if TYPE_CHECKING:
+    from edge_client.agent.measuring import Measured
     from export.evaluate_writing import WritingFigures
     from export.figures import Figures
 
@@ -97,6 +99,9 @@ def evaluate(
     Of a model that writes it measures loss, perplexity and accuracy per response token;
     with --generate also BLEU, ROUGE-L and exact match of greedy and of sampled answers.
     Rows with the same prompt are references of one answer.
+
+    Ctrl-C, or SIGTERM, cuts the measurement of a model that writes off.
+    It then prints the figures of the rows and answers that it had reached, and how many are missing.
     """
     if (answers is not None or temperature != 1.0 or seed) and not generate:
         fail("--answers, --temperature and --seed are of generated answers; add --generate", ExitCode.USAGE)
@@ -124,11 +129,17 @@ def evaluate(
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),
     )
-    with sentences(), watching(quiet) as watch:
+    with sentences(), watching(quiet) as watch, Interruption() as interruption:
         asked = answering_of(answers, temperature, seed) if generate else None
-        done = measure_own(job, options, test, epochs=epochs, answering=asked, watch=watch)
+        done = measure_own(job, options, test, epochs=epochs, answering=asked, interruption=interruption, watch=watch)
+    _show(done, data, test, quiet)
+    if done.cut:
+        fail("interrupted", ExitCode.INTERRUPTED)
+
+
+def _show(done: "Measured", data: Path, test: Path, as_json: bool) -> None:
     report = _report(done.figures)
-    if quiet:
+    if as_json:
         print_json(
             {
                 "job": done.job,

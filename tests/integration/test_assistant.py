@@ -7,6 +7,7 @@ numbers.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,8 +17,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
+from edge_client.cli import app as edge_app
 from export.bundle import read_job_bundle
+from export.generating import Generator
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
@@ -27,7 +31,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE, Federation, command, succeed
 from tests.support.tiny_writers import saved_writer
-from toolkit.console import ExitCode
+from toolkit.console import CommandFailed, ExitCode
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -324,6 +328,47 @@ def test_a_member_measures_the_same_as_the_operator_and_nothing_stays(town, tmp_
     (tmp_path / "labels.jsonl").write_text('{"text": "a", "label": "b"}\n')
     refused = command(*own[:6], tmp_path / "labels.jsonl", *own[7:])
     assert (refused.returncode, "has no dialogues" in refused.stderr) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_members_measurement_that_is_cut_off_shows_what_it_has(town, tmp_path, monkeypatch, by):
+    """The signal comes as the fourth row is read, for real. What is then written of the answers is none."""
+    federation, _, _, _, _ = town
+    test = tmp_path / "own.jsonl"
+    asked = [{"prompt": f"Where is the {each}?", "response": f"The {each} is near 3."} for each in SUBJECTS]
+    test.write_text("".join(json.dumps(each) + "\n" for each in asked))
+    words = ["--data", federation.folder / "north.jsonl", "--home", federation.home("north"), "--json"]
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    real, read = Generator.logits, []
+    # This process has imported gRPC long ago.
+    monkeypatch.setattr("toolkit.tls.tls_13_only", lambda: None)
+
+    def logits(generator, ids):
+        read.append(len(ids))
+        if len(read) == 4:
+            os.kill(os.getpid(), by)
+        return real(generator, ids)
+
+    def measured(path):
+        read.clear()
+        command = ["evaluate", JOB, "--test", path, "--generate", *words]
+        return CliRunner().invoke(edge_app, [str(each) for each in command])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Generator, "logits", logits)
+        cut = measured(test)
+    assert isinstance(cut.exception, CommandFailed)
+    assert (cut.exception.code, cut.exception.sentence) == (ExitCode.INTERRUPTED, "interrupted")
+    assert "stopping; what has been measured follows" in cut.stderr
+    told = json.loads(cut.stdout)
+    assert (told["examples"], told["rows_left"], told["answers_left"]) == (4, 1, 10)
+    # They are the figures of the first rows, and nothing stays of the export.
+    test.write_text("".join(json.dumps(each) + "\n" for each in asked[:4]))
+    whole = json.loads(measured(test).stdout)
+    assert (whole["loss"], whole["examples"]) == (told["loss"], 4)
+    assert "rows_left" not in whole or whole["rows_left"] == 0
+    assert [path for path in (federation.home("north") / "cache").iterdir() if path.is_dir()] == []
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_the_operator_measures_what_the_versions_predict_and_answer(town, tmp_path):

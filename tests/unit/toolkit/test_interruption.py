@@ -1,0 +1,37 @@
+"""Signals that cut a measurement off: real ones, sent to this process."""
+
+import os
+import signal
+
+import pytest
+
+from toolkit.interruption import Interruption
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_ends(which, capsys):
+    before = signal.getsignal(which)
+    with Interruption() as interruption:
+        with interruption.listening():
+            assert not interruption.asked()
+            os.kill(os.getpid(), which)
+            assert interruption.asked()
+            assert "what has been measured follows" in capsys.readouterr().err
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), which)
+        assert interruption.asked()
+    assert signal.getsignal(which) is before
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_does_not_look_is_ended_at_once(which):
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), which)
+        assert not interruption.asked()
+
+
+def test_without_with_no_signal_is_heard():
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption().listening():
+        assert signal.getsignal(signal.SIGTERM) is before

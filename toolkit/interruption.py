@@ -1,0 +1,57 @@
+"""Lets a long measurement end early with what it has: Ctrl-C, and the SIGTERM of a time limit.
+
+While it is entered, both signals raise KeyboardInterrupt, as Ctrl-C does anyway. Inside `listening`, the first one only
+makes `asked` true, for work that looks at it often. The second one raises.
+"""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Self
+
+__all__ = ["Interruption"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Whether somebody asked the work to end. Without `with`, nobody ever does. Only the main thread hears signals."""
+
+    def __init__(self) -> None:
+        """Changes nothing yet."""
+        self._asked = self._listening = False
+        self._before: dict[signal.Signals, object] = {}
+
+    def asked(self) -> bool:
+        """Whether a signal came inside `listening`."""
+        return self._asked
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Work inside it looks at `asked`, and ends by itself."""
+        self._listening = True
+        try:
+            yield
+        finally:
+            self._listening = False
+
+    def __enter__(self) -> Self:
+        """Begins to hear the signals."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._heard) for each in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the signals back."""
+        for each, before in self._before.items():
+            signal.signal(each, before)  # type: ignore[arg-type]
+        self._before = {}
+
+    def _heard(self, _number: int, _frame: FrameType | None) -> None:
+        if self._asked or not self._listening:
+            raise KeyboardInterrupt
+        self._asked = True
+        sys.stderr.write("stopping; what has been measured follows; a second Ctrl-C ends at once\n")
