@@ -10,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from tests.support.processes import BIN, ROOT, free_ports  # type: ignore[attr-defined]
 
@@ -72,11 +74,11 @@ def test_a_call_outside_the_filter_is_refused():
     subprocess.run([str(BIN / "python"), "-c", "import os; os.nice(1)"], check=True)
 
 
-def test_init_serve_and_backup_work_under_the_filters(tmp_path):
+def test_init_serve_backup_and_witness_work_under_the_filters(tmp_path):
     folder = tmp_path / "federation"
-    ports = zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True)
+    ports = dict(zip(("enrolment", "federation", "metrics"), free_ports(3), strict=True))
     made = under(
-        "coordinator.service", "coordinator", "init", folder, *(f"--{name}-port={port}" for name, port in ports)
+        "coordinator.service", "coordinator", "init", folder, *(f"--{name}-port={port}" for name, port in ports.items())
     )
     subprocess.run(made, check=True, capture_output=True, timeout=60)
     serving = under("coordinator.service", "coordinator", "serve", "--dir", folder, "--log-format", "json")
@@ -91,6 +93,14 @@ def test_init_serve_and_backup_work_under_the_filters(tmp_path):
             backup = under("coordinator-backup.service", "coordinator", "backup", tmp_path / "backup", "--dir", folder)
             done = subprocess.run(backup, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr
+            root = x509.load_pem_x509_certificate((folder / "authority" / "root.pem").read_bytes())
+            look = ["witness", "run", "--folder", tmp_path / "witness", "--address", f"localhost:{ports['enrolment']}"]
+            look += ["--federation", root.fingerprint(hashes.SHA256()).hex(), "--once"]
+            witness = under("edge_client-witness@.service", "edge_client", *look)
+            done = subprocess.run(witness, capture_output=True, text=True, timeout=60, check=False)
+            # It stores the head and signs it. The coordinator does not know its key.
+            assert "no witness with this key is known" in done.stderr
+            assert (tmp_path / "witness" / "log.jsonl").exists()
         finally:
             process.terminate()
             assert process.wait(timeout=30) == 0

@@ -1,16 +1,22 @@
 """The systemd units, verified and scored offline by systemd's own tool where it is installed."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from edge_client.cli import app as edge_app
 from tests.support.processes import ROOT  # type: ignore[attr-defined]
+from toolkit.console import ExitCode
 
 FOLDER = ROOT / "deploy" / "systemd"
-SERVICES = ("coordinator.service", "coordinator-backup.service", "edge_client@.service")
+WITNESS = "edge_client-witness@.service"
+SERVICES = ("coordinator.service", "coordinator-backup.service", "edge_client@.service", WITNESS)
 FAILED = "tacit-failed@.service"
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed: install Debian's package systemd"
@@ -63,11 +69,38 @@ def test_no_unit_has_a_secret_in_environment_or_arguments(unit):
     assert not re.search(r"(?i)^Exec\w+=.*(passw|passphrase|token)", text, flags=re.MULTILINE)
 
 
-def test_coordinator_and_member_are_always_restarted():
-    for unit in ("coordinator.service", "edge_client@.service"):
+def test_coordinator_member_and_witness_are_always_restarted():
+    for unit in ("coordinator.service", "edge_client@.service", WITNESS):
         assert values(unit, "Restart") == ["always"]
         # systemd gives up on a unit that fails five times in ten seconds, unless told not to.
         assert values(unit, "StartLimitIntervalSec") == ["0"]
+
+
+def test_a_witness_that_refuses_stops_and_is_reported():
+    """A log that does not continue is a finding for a person; a restart would only repeat it."""
+    assert values(WITNESS, "RestartPreventExitStatus") == [str(int(ExitCode.REFUSED))]
+    assert values(WITNESS, "OnFailure") == [FAILED.replace("@", "@%n")]
+
+
+def test_the_witness_starts_with_what_its_example_names():
+    """systemd splits a variable without braces into words, so that one variable holds several addresses."""
+    (words,) = values(WITNESS, "ExecStart")
+    given = {}
+    for line in (FOLDER / "witness.env.example").read_text().splitlines():
+        if line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            given[key] = value.strip('"')
+    assert len(shlex.split(given["TACIT_WITNESS_ADDRESSES"])) >= 2
+    whole = re.sub(r"\$\{?(\w+)\}?", lambda found: given[found[1]], words).replace("%i", "a")
+    command: Any = typer.main.get_command(edge_app)
+    rest = shlex.split(whole)[1:]
+    while getattr(command, "commands", None):
+        command, rest = command.commands[rest[0]], rest[1:]
+    read = command.make_context("run", rest).params
+    assert len(read["address"]) * 2 == len(shlex.split(given["TACIT_WITNESS_ADDRESSES"]))
+    assert str(read["folder"]) == f"/var/lib/{values(WITNESS, 'StateDirectory')[0]}".replace("%i", "a")
+    assert len(read["federation"]) == 64
+    assert "${" not in words.partition("$TACIT_WITNESS_ADDRESSES")[2]
 
 
 def test_a_failed_backup_is_reported():
