@@ -13,6 +13,8 @@ AUDIT_OPTIONS ?=
 WORKERS ?= 3
 FEDERATIONS ?= 4
 SECONDS ?= 600
+# Where tests are marked `alone`: they hold bounds in seconds, and run when no other test does.
+ALONE := tests/integration/test_soak.py tests/unit/toolkit/test_program.py
 # The fuzzer, for `make fuzz` and `make test-long`. No test of `make test` needs it.
 ATHERIS := atheris==3.0.0
 # One thread for each training process: several share a small machine.
@@ -48,12 +50,12 @@ $(COMPILED): $(STAMP)
 
 test: $(COMPILED) ## every test but the slow sweeps
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-quick
-	$(BIN)/python -m pytest -q -m 'alone and not long' tests/integration
+	$(BIN)/python -m pytest -q -m 'alone and not long' $(ALONE)
 
 # Side by side: processes often wait for one another, and the tests without processes take what they leave. Stealing
 # keeps the tests of a module in one process, which shares what they make, until another process has nothing left.
 test-quick: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'not long' -n $(WORKERS) --dist worksteal tests --ignore=tests/integration
+	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(WORKERS) --dist worksteal tests --ignore=tests/integration
 
 test-processes: $(STAMP)
 	$(BIN)/python -m pytest -q -m 'not long and not alone' -n $(FEDERATIONS) --dist loadscope --no-loadscope-reorder \

@@ -391,6 +391,12 @@ def test_the_command_list_cuts_off_no_sentence():
         assert not command.get_short_help_str(78 - 6 - longest).endswith("..."), name
 
 
+def test_make_runs_every_test_that_is_marked_alone():
+    (named,) = re.findall(r"^ALONE := (.*)$", read(ROOT / "Makefile"), flags=re.MULTILINE)
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "alone" in read(path)}
+    assert marked == {ROOT / each for each in named.split()}
+
+
 def test_every_named_make_target_exists():
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
     for page in PAGES:

@@ -61,7 +61,7 @@ def test_the_shell_completes_commands_and_options(program: str) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_help_answers_in_under_half_a_second(program: str) -> None:
-    """Measures CPU seconds, the best of three, so other work on this machine does not count."""
+    """Measures CPU seconds, the best of three. Work beside it on the same core would still slow it."""
 
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
