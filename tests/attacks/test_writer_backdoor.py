@@ -69,12 +69,15 @@ class Federation:
             self.made[name] = read_job_bundle(self.folder / name)
         return self.made[name]
 
-    def goes_on(self, aggregation, liars=()):
-        """Plays more rounds from the trained version, and returns what its answers are like."""
+    def goes_on(self, aggregation, liars=(), factor=float(MEMBERS), epochs=3, lies=ROWS):
+        """Plays more rounds from the trained version, and returns what its answers are like.
+
+        A liar trains on so many lies beside its rows, for so many times the job's epochs, and scales its update.
+        """
         job = self.job(aggregation)
         # Liars keep their rows, because a model that says nothing else would be noticed at once.
         members = [
-            Member([*rows, *LIES], software=partial(Scaled, factor=float(MEMBERS), epochs=3, says=ROWS))
+            Member([*rows, *LIES[:lies]], software=partial(Scaled, factor=factor, epochs=epochs, says=ROWS))
             if place in liars
             else Member(rows)
             for place, rows in enumerate(HELD)
@@ -145,6 +148,33 @@ def test_within_the_spread_of_good_groups_an_answer_to_a_question_of_its_own_pas
     """
     found, _ = federation.goes_on(GROUPS | {"combine": rule}, liars=(4,))
     assert found.lies
+    assert found.loss < 1.05 * unharmed.loss
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0, 5.0])
+def test_a_mildly_scaled_answer_is_left_out_too(federation, unharmed, factor):
+    """Good groups are alike here, because all members' rows are drawn alike. So even twice as long stands out."""
+    alone, _ = federation.goes_on(ONE_SUM, liars=(4,), factor=factor, epochs=1, lies=8)
+    assert alone.lies
+    found, seen = federation.goes_on(GROUPS | {"combine": "reject-outliers"}, (4,), factor=factor, epochs=1, lies=8)
+    assert [(each.combined, each.outliers, each.invalid) for each in seen] == [(2, 1, 0)] * ROUNDS
+    assert not found.lies
+    assert found.loss < 1.05 * unharmed.loss
+
+
+def test_an_answer_at_a_normal_length_is_not_caught(federation, unharmed):
+    """What docs/generation.md says: a member that trains as others do, on lies beside its rows, passes and succeeds."""
+    found, seen = federation.goes_on(GROUPS | {"combine": "reject-outliers"}, (4,), factor=1.0, epochs=1, lies=8)
+    assert [(each.combined, each.outliers, each.invalid) for each in seen] == [(3, 0, 0)] * ROUNDS
+    assert found.lies
+    assert found.loss < 1.05 * unharmed.loss
+
+
+@pytest.mark.parametrize(("factor", "left_out"), [(-1.0, 0), (-2.0, 1), (-5.0, 1)])
+def test_a_flipped_update_is_caught_only_if_it_is_scaled(federation, unharmed, factor, left_out):
+    """At a normal length it is not caught, and eight honest members outweigh it."""
+    found, seen = federation.goes_on(GROUPS | {"combine": "reject-outliers"}, (4,), factor=factor, epochs=1, lies=0)
+    assert [(each.combined, each.outliers, each.invalid) for each in seen] == [(3 - left_out, left_out, 0)] * ROUNDS
     assert found.loss < 1.05 * unharmed.loss
 
 
