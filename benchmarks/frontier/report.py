@@ -7,6 +7,7 @@ from benchmarks.frontier.tables import (
     draw_frontier,
     goal_rows,
     missing_rows,
+    suggested_rows,
     synthetic_text_rows,
     word_vector_rows,
 )
@@ -33,6 +34,7 @@ PAGE = Page(
             rows=accuracy_rows,
             plots=(Plot("frontier.svg", "Test accuracy by epsilon, data set and method", draw_frontier),),
         ),
+        Section("suggested", "frontier_suggested", "frontier.suggested", rows=suggested_rows),
         Section("missing", "frontier", _MODULE, rows=missing_rows, origins=False),
         Section(
             "word_vectors",

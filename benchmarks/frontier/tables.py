@@ -14,10 +14,12 @@ from benchmarks.library.report import Line
 
 __all__ = [
     "PLANNED_DATASETS",
+    "WITHIN",
     "accuracy_rows",
     "draw_frontier",
     "goal_rows",
     "missing_rows",
+    "suggested_rows",
     "synthetic_text_rows",
     "word_vector_rows",
 ]
@@ -34,6 +36,8 @@ _PLANNED: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[Any, ...]], ...] =
 # What a goal is about: a step reads all rows, and protects each.
 _GOAL_MECHANISMS = ("dp-sgd", "none")
 _SEEDS = 3
+# How far a suggestion may be behind.
+WITHIN = 0.02
 
 # By (data set, members, method), then by epsilon.
 Key = tuple[str, int, str]
@@ -179,6 +183,38 @@ def goal_rows(lines: Sequence[Line], searched: Sequence[Line]) -> list[list[str]
             ]
         )
     return rows
+
+
+def suggested_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Make a row for each data set, members and features: what the rule has, and how far the search's best is ahead.
+
+    The seeds that both have are compared. A suggestion that is more than two points behind is in bold.
+    """
+    found: dict[tuple[str, int, str], dict[Any, dict[str, dict[int, float]]]] = {}
+    for line in lines:
+        case = line["case"]
+        cells = found.setdefault((case["dataset"], case["members"], case["method"]), {})
+        cells.setdefault(case["epsilon"], {}).setdefault(case["of"], {})[line["seed"]] = line["value"]
+    epsilons = [each for each in _EPSILONS if each != "none"]
+    rows = [["data", "members", "features", *(f"epsilon {each:g}" for each in epsilons)]]
+    for dataset, members, method in sorted(found, key=lambda key: (_DATASETS.index(key[0]), *key[1:])):
+        cells = found[dataset, members, method]
+        rows.append(
+            [dataset, str(members), method, *(_beside(cells[each]) if each in cells else "" for each in epsilons)]
+        )
+    return rows
+
+
+def _beside(cell: Mapping[str, Mapping[int, float]]) -> str:
+    """Return the mean accuracy of the rule's recipe, and its distance to the search's in points."""
+    rule, search = cell.get("rule", {}), cell.get("search", {})
+    both = rule.keys() & search.keys()
+    if not both:
+        return ""
+    ours = statistics.mean(rule[seed] for seed in both)
+    behind = ours - statistics.mean(search[seed] for seed in both)
+    shown = f"{_per_cent(ours)} ({100 * behind:+.1f})"
+    return f"**{shown}**" if behind < -WITHIN else shown
 
 
 def draw_frontier(lines: Sequence[Line], path: Path) -> None:

@@ -75,6 +75,9 @@ dp-sgd: the best recipe found at epsilon 1, 2, 4 and 8.""",
     "frontier.accuracy": """Measures accuracy over epsilon of heads, LoRA, BitFit and prompts in a frozen encoder.
 
 TREC, SST-2 sentences, AG News, banking77 and CSAbstruct, with 3 and 10 equal members and with centralised training.""",
+    "frontier.suggested": """Measures what `job try --suggest` proposes to a head, beside the best of the search.
+
+The cells are those of the search of frontier.accuracy, with heads and noise. Validation rows score both.""",
     "device.costs": """Measures a member without torch beside one with it: bytes, memory, time and accuracy.
 
 The case `device` runs in a fresh environment without torch, and `device-int8` with weights of one byte.""",

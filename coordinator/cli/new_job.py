@@ -77,6 +77,7 @@ class _Noise:
     multiplier: float
     lot: int
     steps: int
+    rate: float
     coefficients: tuple[float, ...] = (1.0,)
     spare_rounds: int = 0
 
@@ -182,7 +183,7 @@ def _word_model(noise: _Noise | None) -> str:
 
 def _training(answers: Answers, noise: _Noise | None) -> str:
     if noise is not None:
-        return f'optimiser = "sgd"\nlearning_rate = {_private_rate(answers, noise):g}'
+        return f'optimiser = "sgd"\nlearning_rate = {noise.rate:g}'
     epochs = 3 if answers.examples < _FEW_EXAMPLES else 1
     if answers.recipe == "frozen":
         return f'epochs = {epochs}\nbatch = 16\noptimiser = "sgd"\nlearning_rate = 3.0'
@@ -196,45 +197,40 @@ def _training(answers: Answers, noise: _Noise | None) -> str:
     return "\n".join(lines)
 
 
-def _private_rate(answers: Answers, noise: _Noise) -> float:
-    if answers.recipe != "frozen":
-        return 0.5
-    from simulation.suggestion import HEAD_CLIP, head_rate
-    from tacit.mechanism import DpSgd
-
-    mechanism = DpSgd(noise_multiplier=noise.multiplier, clip=HEAD_CLIP, lot=noise.lot, steps=noise.steps)
-    return head_rate(mechanism, _NOISY_ROUNDS, answers.members)
-
-
 def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
     """The least noise at which all rounds pass the ledger's gate; correlated, if that leaves less of it in the model.
 
-    A head takes few steps on all examples (`simulation.suggestion`, rule 8), another model a third of them in a draw.
+    A head reads all examples in each step (`simulation.suggestion`, rule 8), another model a third of them in a draw.
     """
     from learning.accounting.banded_plan import bands_of, best_of
     from learning.accounting.calibration import NotAffordable, calibrate
     from learning.accounting.costs import adjacency_of, event_of_round
     from learning.accounting.spend import Limit
-    from simulation.suggestion import HEAD_STEPS
+    from simulation.suggestion import head_steps
     from tacit.mechanism import DpSgd
 
-    lot, steps = max(1, min(256, answers.examples // 3)), 15
-    if answers.recipe == "frozen":
-        lot, steps = answers.examples, HEAD_STEPS
+    lot, steps, rate = max(1, min(256, answers.examples // 3)), 15, 0.5
 
     def mechanism(multiplier: float) -> DpSgd:
         return DpSgd(noise_multiplier=multiplier, lot=lot, steps=steps)
 
     limit = Limit(epsilon, DELTA, adjacency_of(mechanism(1.0)), "example")
+
+    def least() -> float:
+        return calibrate(lambda each: event_of_round(mechanism(each), answers.examples), rounds, limit)
+
     try:
-        found = calibrate(lambda each: event_of_round(mechanism(each), answers.examples), rounds, limit)
+        if answers.recipe == "frozen":
+            lot, steps = answers.examples, 1
+            steps, rate = head_steps(least(), answers.examples, answers.members, len(answers.labels))
+        found = least()
     except NotAffordable as error:
         raise JobNotMade(f"epsilon: {error}") from None
     rows = bands_of(mechanism(1.0), answers.examples, rounds, limit)
     best = best_of(rows)
     if best.error < _WORTH_CORRELATING * rows[0].error:
-        return _Noise(best.multiplier, lot, steps, best.coefficients, best.spare_rounds)
-    return _Noise(found, lot, steps)
+        return _Noise(best.multiplier, lot, steps, rate, best.coefficients, best.spare_rounds)
+    return _Noise(found, lot, steps, rate)
 
 
 def _mechanism(answers: Answers, noise: _Noise, rounds: int) -> str:

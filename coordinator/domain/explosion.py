@@ -18,9 +18,9 @@ A version has exploded in one of these cases:
 
 The numbers are measured (`tests/unit/coordinator/test_explosion.py`). TextCNN under DP-SGD at most doubles its norm in
 five rounds at a rate that trains, and multiplies it by 7 at a rate that raises the loss tenfold. A head on MiniLM (the
-messages of examples/desk, TREC's questions; three members, 8 rounds) ended at a root mean square of 0.6 to 2.6: at one
-to three times the rate that `job try --suggest` names, and by Adam without noise. At ten times that rate it was 5.6 to
-5.9 and the loss two to five times as large; at thirty times it was 6 to 17 and the loss mostly above that of guessing.
+messages of examples/desk, TREC's questions; three members, 8 rounds) ended at a root mean square of 0.6 to 2.8: at one
+to three times the rate that `job try --suggest` names, and by Adam without noise. At ten times that rate it was 8 to 9
+and the loss three to five times as large; at thirty times it was 13 to 25 and the loss no better than that of guessing.
 The rule is for a warning: it finds neither every divergence (few parameters can spoil a large model) nor only
 divergence.
 """

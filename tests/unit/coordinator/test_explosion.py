@@ -1,5 +1,6 @@
 """A version that explodes is noticed from norms alone, and no sound training is taken for one."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,7 @@ from learning.prompts.setting import Head as HeadTask
 from learning.training.head import LinearHead, train_head, train_private_head
 from learning.training.local import evaluate, train
 from learning.training.private import train_private
-from simulation.suggestion import HEAD_CLIP, HEAD_STEPS, MAX_RATE, head_rate
+from simulation.suggestion import HEAD_CLIP, MAX_RATE, head_steps
 from tacit.job import Training
 from tacit.mechanism import DpSgd
 from tacit.model import PromptedModel, TextCNNModel
@@ -240,9 +241,9 @@ def featured(width, labels, rows, seed=0):
 def headed(width, labels, how, start, rounds=8, members=1, rows=300):
     """The steps of members' training of a head, their size, and the loss on other rows of the last version.
 
-    how: the recipe, and the mechanism if there is one.
+    how: makes the recipe, and the mechanism if there is one, from the number of labels.
     """
-    recipe, mechanism = how
+    recipe, mechanism = how(labels)
     features, kinds = featured(width, labels, (members + 1) * rows)
     random = np.random.default_rng(1)
     weights = random.uniform(-1, 1, size=(labels, width)) / np.sqrt(width)
@@ -269,12 +270,25 @@ def headed(width, labels, how, start, rounds=8, members=1, rows=300):
 
 
 def noised(multiplier, times=1.0):
-    """DP-SGD on a head with the numbers that `job try --suggest` proposes, at so many times its rate."""
-    mechanism = DpSgd(noise_multiplier=multiplier, clip=HEAD_CLIP, lot=300, steps=HEAD_STEPS)
-    return Training(optimiser="sgd", learning_rate=min(MAX_RATE, times * head_rate(mechanism, 10, 1))), mechanism
+    """DP-SGD on a head of 300 rows with the numbers that `job try --suggest` proposes, at so many times its rate.
+
+    Args:
+        multiplier: of the noise that the budget asks for in one step a round.
+    """
+
+    def made(labels):
+        steps, rate = head_steps(multiplier, 300, 1, labels)
+        mechanism = DpSgd(noise_multiplier=multiplier * math.sqrt(steps), clip=HEAD_CLIP, lot=300, steps=steps)
+        return Training(optimiser="sgd", learning_rate=min(MAX_RATE, times * rate)), mechanism
+
+    return made
 
 
-ADAM = Training(optimiser="adam", learning_rate=0.03, batch=256, epochs=8), None
+def plain(**numbers):
+    return lambda _: (Training(**numbers), None)
+
+
+ADAM = plain(optimiser="adam", learning_rate=0.03, batch=256, epochs=8)
 
 
 @pytest.mark.parametrize(
@@ -283,11 +297,11 @@ ADAM = Training(optimiser="adam", learning_rate=0.03, batch=256, epochs=8), None
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(noised(3.0), id="little noise"),
-        pytest.param(noised(20.0), id="noise"),
-        pytest.param(noised(10.0, 3.0), id="three times the rate"),
+        pytest.param(noised(1.7), id="little noise"),
+        pytest.param(noised(12.0), id="noise"),
+        pytest.param(noised(6.0, 3.0), id="three times the rate"),
         pytest.param(ADAM, id="adam"),
-        pytest.param((Training(optimiser="sgd", learning_rate=60.0, batch=64, epochs=3), None), id="sgd"),
+        pytest.param(plain(optimiser="sgd", learning_rate=60.0, batch=64, epochs=3), id="sgd"),
     ],
 )
 def test_a_head_that_learns_is_no_explosion(recipe, width, labels, start):
@@ -296,7 +310,7 @@ def test_a_head_that_learns_is_no_explosion(recipe, width, labels, start):
     assert loss < np.log(labels)
 
 
-@pytest.mark.parametrize("recipe", [ADAM, noised(10.0, 3.0)], ids=["adam", "noise"])
+@pytest.mark.parametrize("recipe", [ADAM, noised(6.0, 3.0)], ids=["adam", "noise"])
 def test_growth_says_nothing_about_a_head(recipe):
     """By the rule of other models, one that learns has exploded."""
     steps, size, loss = headed(384, 6, recipe, "random")
@@ -309,7 +323,7 @@ def test_growth_says_nothing_about_a_head(recipe):
 @pytest.mark.parametrize(("width", "start"), [*((each, "random") for each in WIDTHS), (384, "labels")])
 @pytest.mark.parametrize("times", [30.0, 100.0])
 def test_a_head_at_far_too_high_a_rate_is_an_explosion(times, width, start):
-    steps, size, loss = headed(width, 6, noised(20.0, times), start)
+    steps, size, loss = headed(width, 6, noised(12.0, times), start)
     assert loss > np.log(6)
     found = first(steps, size)
     assert found is not None, steps

@@ -5,12 +5,15 @@ import math
 import statistics
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
-from benchmarks.frontier.accuracy import REVISION
-from benchmarks.frontier.training import Recipe
+from benchmarks.frontier.accuracy import SEEDS
+from benchmarks.frontier.suggested import HELD_OUT, best_trials, recipe_by_rule
+from benchmarks.frontier.tables import WITHIN
 from benchmarks.institutional.dp import SUGGESTED_REVISION, suggested
+from benchmarks.library.record import RESULTS, read_lines
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.costs import event_of_job
 from learning.accounting.expected_noise import Values
@@ -85,38 +88,80 @@ def head_of(**tables):
     return JobSpec.model_validate({"name": "desk", "labels": ["a", "b"], "model": model, **tables})
 
 
-# Training rows of a member, by the cells that the rule comes from.
-ROWS = {("trec", 3): 1651, ("banking77", 3): 3001, ("sst2", 10): 692}
+# The data sets whose trials the constants of a head come from. Others are measured, and nothing is promised of them.
+CHOSEN_ON = {"trec", "banking77", "sst2", "csabstruct"}
 
 
-def test_a_heads_rate_is_near_the_best_of_the_benchmark():
-    """Near: the rate of the benchmark's search that is nearest to ours is within two points of the best one there.
+def test_a_head_is_within_two_points_of_the_best_of_the_search():
+    """The benchmark measures both: `python -m benchmarks.frontier.suggested`.
 
-    The product of rate, clip and steps decides how far a head gets, and both have the same clip and 30 steps. Up to
-    epsilon 4: at 8 the noise limits nothing any more, and a rule about noise misses by up to five points
-    (docs/heads.md).
+    Both are means of three seeds. What was measured is the present rule's proposal and the present search's best, on
+    other data sets too.
     """
-    cells: dict[tuple[str, int, str, float], dict[float, float]] = {}
-    for row in searched("frontier_search"):
+    cells: dict[tuple[str, int, str, float], dict[str, dict[int, dict]]] = {}
+    for row in searched("frontier_suggested"):
         case = row["case"]
-        # Heads with full lots alone.
-        noised = case["mechanism"] == "dp-sgd" and case["method"].startswith("head") and case["epsilon"] <= 4
-        if row["revision"] == REVISION and noised and (case["dataset"], case["members"]) in ROWS:
-            rates = cells.setdefault((case["dataset"], case["members"], case["method"], case["epsilon"]), {})
-            rates[case["recipe"]["learning_rate"]] = row["value"]
-    assert len(cells) >= 20
-    for (dataset, members, method, epsilon), scores in cells.items():
-        found = suggest(head_of(), Situation(ROWS[dataset, members], members, epsilon, delta=1e-5)).job
-        assert (found.mechanism.clip, found.mechanism.steps * found.rounds.count) == (Recipe.clip, 30)
-        nearest = min(scores, key=lambda rate: abs(math.log(rate / found.training.learning_rate)))
-        assert scores[nearest] >= max(scores.values()) - 0.02, (dataset, members, method, epsilon)
+        key = (case["dataset"], case["members"], case["method"], case["epsilon"])
+        cells.setdefault(key, {}).setdefault(case["of"], {})[row["seed"]] = row
+    measured, propose = {key[0] for key in cells}, cache(recipe_by_rule)
+    assert measured == CHOSEN_ON | {cell.dataset for cell in HELD_OUT}
+    bounded = 0
+    for cell, trial in best_trials(read_lines(RESULTS / "frontier_search.jsonl")).items():
+        key = (cell.dataset, cell.members, cell.method, cell.epsilon)
+        if cell.dataset not in measured:
+            continue
+        rule, best = cells[key]["rule"], cells[key]["search"]
+        assert rule.keys() == best.keys() == set(SEEDS), key
+        for seed in SEEDS:
+            proposed = propose(rule[seed]["labels"], rule[seed]["examples"], cell.members, cell.epsilon)
+            assert rule[seed]["recipe"] == proposed.as_json(), f"the benchmark has not measured {proposed} on {key}"
+            assert best[seed]["recipe"] == trial["case"]["recipe"], f"the best of the search is not measured on {key}"
+        if cell.dataset in CHOSEN_ON:
+            bounded += 1
+            behind = statistics.mean(best[seed]["value"] - rule[seed]["value"] for seed in SEEDS)
+            assert round(behind, 5) <= WITHIN, (key, behind)
+    assert bounded == 80
+
+
+@pytest.mark.parametrize("labels", [2, 20, 77, 150])
+def test_a_heads_way_ends_where_noise_would_outweigh_it_and_its_steps_are_short(labels):
+    def way(examples, epsilon):
+        recipe = recipe_by_rule(labels, examples, 3, epsilon)
+        found = suggest(
+            head_of(labels=[str(each) for each in range(labels)]), Situation(examples, 3, epsilon, delta=1e-5)
+        )
+        mechanism, steps = found.job.mechanism, recipe.steps * recipe.rounds
+        assert mechanism.lot == examples
+        assert recipe.learning_rate <= min(1000.0, 12.5 * labels)
+        drift = (
+            recipe.learning_rate
+            * mechanism.clip
+            * mechanism.noise_multiplier
+            * math.sqrt(steps)
+            / examples
+            / math.sqrt(3)
+        )
+        return recipe.learning_rate * recipe.clip * steps, drift
+
+    for examples in (30, 300, 3000, 300_000):
+        ways = [way(examples, epsilon) for epsilon in (0.5, 2.0, 8.0)]
+        assert all(far <= 9_300 and drift <= 1.05 for far, drift in ways)
+        assert ways[0][0] <= ways[1][0] <= ways[2][0] * 1.05
+
+
+def test_many_labels_and_few_rows_keep_a_head_near_its_start():
+    def drift(labels, examples):
+        recipe = recipe_by_rule(labels, examples, 10, 0.5)
+        return recipe.learning_rate * recipe.clip * recipe.steps * recipe.rounds
+
+    assert drift(77, 900) < 0.5 * drift(5, 900)
+    assert drift(77, 90_000) > 0.9 * drift(5, 90_000)
 
 
 def test_a_head_has_room_to_move_and_takes_all_rows():
     spec = head_of(method="fedprox", aggregation={"coordinate_bound": 1.0})
     found = suggest(spec, Situation(400, 3, 2.0, Values(2304))).job
     assert (found.mechanism.lot, found.aggregation.coordinate_bound, found.method.name) == (400, 64.0, "fedavg")
-    assert suggest(head_of(), Situation(100_000, 50, 8.0)).job.training.learning_rate == 1000.0
     wide = suggest(head_of(aggregation={"coordinate_bound": 100.0}), Situation(400, 3, None)).job
     assert wide.aggregation.coordinate_bound == 100.0
     assert wide.mechanism.name == "none"
