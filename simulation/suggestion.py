@@ -72,6 +72,7 @@ __all__ = [
     "head_alone",
     "head_steps",
     "suggest",
+    "why_a_head_stays",
     "with_noise_for",
 ]
 
@@ -87,6 +88,8 @@ _MAX_RATIO, _MAX_DRIFT = 2.0, 0.2
 # Rule 8. Features have length 1, so the noise of a logit is the noise of one weight.
 HEAD_ROUNDS, HEAD_CLIP, HEAD_BOUND = 10, 0.3, 64.0
 _HEAD_DRIFT, _HEAD_LEARNT, _HEAD_RATE_A_LABEL, _HEAD_MIN_STEPS, _HEAD_LONGEST = 1.0, 7.0, 12.0, 3, 9_000.0
+# Below this share of the way, a sentence says that the head hardly moves.
+_HEAD_STAYS = 0.1
 # What a job document allows (tacit.job_parts.Training).
 MAX_RATE = 1000.0
 # Rules 10 to 12.
@@ -238,16 +241,19 @@ def _noised_head(job: JobSpec, situation: Situation, epsilon: float) -> Suggesti
         return with_noise_for(_with(job, mechanism, training, HEAD_ROUNDS), situation)
 
     short = _dp(noised(1, 1.0))
-    steps, rate = head_steps(short.noise_multiplier, situation.examples, situation.members, len(job.labels))
+    sizes = (short.noise_multiplier, situation.examples, situation.members, len(job.labels))
+    steps, rate = head_steps(*sizes)
     found = noised(steps, rate)
     mechanism = _dp(found)
     drift = rate * _drift(mechanism, HEAD_ROUNDS, situation.members)
-    reasons = (
+    reasons: tuple[str, ...] = (
         f"a head alone: {HEAD_ROUNDS} rounds of {steps} steps on all rows, clip {HEAD_CLIP:g}",
         f"rate {rate:g}: the noise of all rounds moves a logit by a standard deviation of {drift:.2g}",
         f"noise {mechanism.noise_multiplier:g}: the smallest with which {situation.examples} rows pass epsilon "
         f"{epsilon:g} at delta {situation.delta:g}",
     )
+    if stays := why_a_head_stays(*sizes):
+        reasons += (stays,)
     shared = None if situation.values is None else situation.values.shared
     return Suggestion(found, None if shared is None else _ratio(found, shared, situation), reasons)
 
@@ -268,11 +274,35 @@ def head_steps(multiplier: float, examples: int, members: int, labels: int) -> t
         members: of a round.
         labels: of the job.
     """
-    unit = multiplier / (examples * math.sqrt(members * HEAD_ROUNDS))
-    way = min(_HEAD_LONGEST, _HEAD_DRIFT / unit / (1 + (_HEAD_LEARNT * labels * unit) ** 2))
+    unit = _unit(multiplier, examples, members)
+    way = min(_HEAD_LONGEST, _HEAD_DRIFT / unit * _share_of_way(unit, labels))
     far = way / (HEAD_CLIP * HEAD_ROUNDS)
     steps = max(_HEAD_MIN_STEPS, math.ceil(far / min(MAX_RATE, _HEAD_RATE_A_LABEL * labels)))
     return steps, float(f"{far / steps:.2g}")
+
+
+def why_a_head_stays(multiplier: float, examples: int, members: int, labels: int) -> str:
+    """Return a sentence if rule 8 leaves so little of the way that training hardly moves a head. Empty otherwise.
+
+    Args:
+        multiplier, examples, members, labels: as for `head_steps`.
+    """
+    if _share_of_way(_unit(multiplier, examples, members), labels) >= _HEAD_STAYS:
+        return ""
+    return (
+        f"With {labels} labels, {examples} examples and {members} members, noise outweighs what can be learnt, so the "
+        "head stays near its start and the members' budget buys little: more examples, more members, a larger epsilon "
+        "or fewer labels would move it"
+    )
+
+
+def _unit(multiplier: float, examples: int, members: int) -> float:
+    """Return the noise of a logit for each unit of the way."""
+    return multiplier / (examples * math.sqrt(members * HEAD_ROUNDS))
+
+
+def _share_of_way(unit: float, labels: int) -> float:
+    return 1 / (1 + (_HEAD_LEARNT * labels * unit) ** 2)
 
 
 def _drift(mechanism: DpSgd, rounds: int, members: int) -> float:

@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from textwrap import wrap
 from typing import Literal, get_args
 
 __all__ = ["DELTA", "MODELS", "TEXTS", "Answers", "JobNotMade", "check_answers", "job_file"]
@@ -78,6 +79,8 @@ class _Noise:
     lot: int
     steps: int
     rate: float
+    # Why such a job teaches little. Empty if it teaches.
+    stays: str = ""
     coefficients: tuple[float, ...] = (1.0,)
     spare_rounds: int = 0
 
@@ -183,7 +186,8 @@ def _word_model(noise: _Noise | None) -> str:
 
 def _training(answers: Answers, noise: _Noise | None) -> str:
     if noise is not None:
-        return f'optimiser = "sgd"\nlearning_rate = {noise.rate:g}'
+        why = "\n".join(wrap(noise.stays, 110, initial_indent="# ", subsequent_indent="# "))
+        return f'{why}\noptimiser = "sgd"\nlearning_rate = {noise.rate:g}'.lstrip()
     epochs = 3 if answers.examples < _FEW_EXAMPLES else 1
     if answers.recipe == "frozen":
         return f'epochs = {epochs}\nbatch = 16\noptimiser = "sgd"\nlearning_rate = 3.0'
@@ -206,10 +210,10 @@ def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
     from learning.accounting.calibration import NotAffordable, calibrate
     from learning.accounting.costs import adjacency_of, event_of_round
     from learning.accounting.spend import Limit
-    from simulation.suggestion import head_steps
+    from simulation.suggestion import head_steps, why_a_head_stays
     from tacit.mechanism import DpSgd
 
-    lot, steps, rate = max(1, min(256, answers.examples // 3)), 15, 0.5
+    lot, steps, rate, stays = max(1, min(256, answers.examples // 3)), 15, 0.5, ""
 
     def mechanism(multiplier: float) -> DpSgd:
         return DpSgd(noise_multiplier=multiplier, lot=lot, steps=steps)
@@ -222,15 +226,16 @@ def _noise(answers: Answers, epsilon: float, rounds: int) -> _Noise:
     try:
         if answers.recipe == "frozen":
             lot, steps = answers.examples, 1
-            steps, rate = head_steps(least(), answers.examples, answers.members, len(answers.labels))
+            sizes = (least(), answers.examples, answers.members, len(answers.labels))
+            (steps, rate), stays = head_steps(*sizes), why_a_head_stays(*sizes)
         found = least()
     except NotAffordable as error:
         raise JobNotMade(f"epsilon: {error}") from None
     rows = bands_of(mechanism(1.0), answers.examples, rounds, limit)
     best = best_of(rows)
     if best.error < _WORTH_CORRELATING * rows[0].error:
-        return _Noise(best.multiplier, lot, steps, rate, best.coefficients, best.spare_rounds)
-    return _Noise(found, lot, steps, rate)
+        return _Noise(best.multiplier, lot, steps, rate, stays, best.coefficients, best.spare_rounds)
+    return _Noise(found, lot, steps, rate, stays)
 
 
 def _mechanism(answers: Answers, noise: _Noise, rounds: int) -> str:

@@ -158,6 +158,17 @@ def test_many_labels_and_few_rows_keep_a_head_near_its_start():
     assert drift(77, 90_000) > 0.9 * drift(5, 90_000)
 
 
+def test_a_head_that_would_stay_at_its_start_is_said_to():
+    def said(labels, examples):
+        spec = head_of(labels=[str(each) for each in range(labels)])
+        return suggest(spec, Situation(examples, 3, 1.0, delta=1e-5)).reasons[-1]
+
+    assert said(77, 100).startswith("With 77 labels, 100 examples and 3 members, noise outweighs what can be learnt")
+    # Much data needs little of the noise that is allowed, which is no reason to stay.
+    for sizes in ((2, 100), (77, 3000), (2, 300_000)):
+        assert said(*sizes).startswith("noise ")
+
+
 def test_a_head_has_room_to_move_and_takes_all_rows():
     spec = head_of(method="fedprox", aggregation={"coordinate_bound": 1.0})
     found = suggest(spec, Situation(400, 3, 2.0, Values(2304))).job

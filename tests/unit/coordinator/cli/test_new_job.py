@@ -80,6 +80,16 @@ def test_the_noise_is_what_the_epsilon_asks_for(epsilon, examples, tmp_path) -> 
     assert cost.rows[0].rounds == spec.rounds.count
 
 
+@pytest.mark.parametrize(("examples", "stays"), [(100, True), (5000, False)])
+def test_the_file_says_that_a_head_will_stay_at_its_start(examples, stays, tmp_path) -> None:
+    """77 labels of 100 examples: the rate is 0.025, and the whole epsilon is paid for it."""
+    text = job_file(Answers("x", tuple(f"l{each}" for each in range(77)), 3, examples, 1.0, "short", "minilm"))
+    words = f"# With 77 labels, {examples} examples and 3 members, noise outweighs what can be learnt, so the head"
+    assert (words in text) == stays
+    (tmp_path / "job.toml").write_text(text)
+    assert (JobSpec.from_toml(tmp_path / "job.toml").training.learning_rate < 0.1) == stays
+
+
 @pytest.mark.parametrize(("epsilon", "band"), [(1.0, 1), (8.0, 6)])
 def test_noise_is_correlated_where_that_leaves_less(epsilon, band, tmp_path) -> None:
     answers = Answers("x", ("a", "b"), 3, 5000, epsilon, "short", "words", vocabulary="words.txt")
