@@ -57,7 +57,8 @@ def run(
     """Fetch each new head, check that it continues the last one, and sign it.
 
     It ends with code 4 if the log does not continue what this witness has seen: then somebody shows two logs, or the
-    coordinator was restored from an older backup.
+    coordinator was restored from an older backup. A server that cannot prove that it belongs to the federation is
+    passed over, with an error in the log.
     """
     from toolkit.tls import tls_13_only
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import structlog
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,7 +26,7 @@ from edge_client.identity.connection import channel_options, explain
 from edge_client.identity.handshake import HandshakeFailed, find_root, shake_hands
 from edge_client.identity.renewal import asked_authorities
 from secure_agg.transparency import is_consistent
-from tacit.authorities import Authorities
+from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.guard import guarded
 from tacit.roster import Cosignature, HeadInvalid, SignedHead
 from tacit.roster_copy import Copy, CopyInvalid, read_copy, write_copy
@@ -35,7 +36,9 @@ from tacit.v1 import federation_pb2 as pb
 from toolkit.durable import durable_file
 from toolkit.private_files import NotPrivate, check_secret
 
-__all__ = ["NobodyAnswers", "Witness", "WitnessRefuses", "WitnessUnusable"]
+__all__ = ["NobodyAnswers", "ServerUnknown", "Witness", "WitnessRefuses", "WitnessUnusable"]
+
+log = structlog.get_logger("edge_client")
 
 _SECONDS = 20.0
 
@@ -46,6 +49,13 @@ class WitnessUnusable(Exception):
 
 class WitnessRefuses(Exception):
     """The coordinator's log does not continue what this witness has seen. The sentence says why."""
+
+
+class ServerUnknown(Exception):
+    """A server does not prove that it belongs to the federation. The sentence says why.
+
+    Anybody can bring this about without any key of the federation, so it says nothing about the log.
+    """
 
 
 class NobodyAnswers(Exception):
@@ -93,6 +103,9 @@ class Witness:
     async def look_at_any(self, addresses: Sequence[str], federation: bytes) -> tuple[SignedHead, str]:
         """Looks at the first address where a coordinator serves. Standbys refuse; one that is down is passed over.
 
+        So is a server that cannot prove that it belongs to the federation, which is logged as an error: otherwise
+        whoever answers at one address could stop the witness.
+
         Args:
             addresses: host:port of each coordinator's enrolment port, in the order in which to try them.
             federation: the federation's name, 32 bytes.
@@ -111,6 +124,9 @@ class Witness:
                 return await self.look(address, federation), address
             except HandshakeFailed as error:
                 failed.append(error.sentence)
+            except ServerUnknown as error:
+                log.error("server_unknown", address=address, detail=str(error))
+                failed.append(str(error))
             except grpc.aio.AioRpcError as error:
                 failed.append(explain(error, address=address))
         raise NobodyAnswers("; ".join(failed))
@@ -126,19 +142,25 @@ class Witness:
             The head that was signed.
 
         Raises:
-            WitnessRefuses: the head does not hold, or does not continue the one before.
+            WitnessRefuses: the head does not hold, or does not continue the one before; or the authorities are signed,
+                and contradict the ones that this witness knows.
             WitnessUnusable: the folder cannot be used.
+            ServerUnknown: the server shows no authorities that the federation's first root vouches for.
             HandshakeFailed, grpc.aio.AioRpcError: the coordinator cannot be reached.
         """
         key, known = self.key(), self._known(federation)
         try:
             authorities = await _authorities(address, federation)
-            if known is not None:
+        except ValueError as error:
+            raise ServerUnknown(f"the server at {address} cannot be trusted: {error}") from error
+        if known is not None:
+            try:
                 if authorities.follows(known.authorities):
                     known = replace(known, authorities=authorities)
-                authorities = known.authorities
-        except ValueError as error:
-            raise WitnessRefuses(f"the server at {address} cannot be trusted: {error}") from error
+            except AuthoritiesInvalid as error:
+                # Only an authority's key can sign such a list.
+                raise WitnessRefuses(f"the server at {address} cannot be trusted: {error}") from error
+            authorities = known.authorities
         copy = known or Copy("the witness's copy", authorities)
         credentials = grpc.ssl_channel_credentials(root_certificates=authorities.trust.pem)
         async with guarded(grpc.aio.secure_channel(address, credentials, options=channel_options())) as channel:

@@ -200,6 +200,9 @@ class Authorities(Document):
         if self.number == 0:
             if len(self.roots) != 1:
                 raise AuthoritiesInvalid(f"{what} is not signed")
+            # Nobody verifies it, so anybody could make a second first list, which would contradict the true one.
+            if self.signature:
+                raise AuthoritiesInvalid(f"{what} is the first one and carries a signature; the first one has none")
             return
         try:
             unsigned = self.model_copy(update={"signature": b""})

@@ -71,6 +71,13 @@ def test_a_list_that_the_newest_root_did_not_sign_is_refused(first, second):
         _read(second.model_copy(update={"number": 0}))
 
 
+def test_a_first_list_has_no_signature(first):
+    """Anybody could make up one, and the list would contradict the true first one."""
+    made = first.model_copy(update={"signature": b"made up"})
+    with pytest.raises(AuthoritiesInvalid, match="the first one has none"):
+        _read(made)
+
+
 def test_a_succession_counts_only_in_its_place_and_federation(first, second):
     third = second.succeeded_by(_of(2).certificate, old=_of(1).key, new=_of(2).key)
     assert _read(third).trust.roots[0] == _of(2).certificate
