@@ -35,7 +35,7 @@ from coordinator.storage.backup import Snapshot, form_of, read_rows
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database, migrated, scripts
 from coordinator.storage.errors import BackupDamaged, BackupRefused
-from coordinator.storage.journal import Value, head, newest_of, note, pages
+from coordinator.storage.journal import Value, journal, newest_of, note, pages
 from coordinator.storage.members import MemberStatus, revoke_member
 from coordinator.storage.models import Base, MemberRow, RestoredMemberRow, TokenRow
 from tacit.reason import Reason, word
@@ -86,7 +86,9 @@ def check_unopened(url: str) -> bool:
 
 
 def check_target(database: Database, of: Snapshot, revoke: Sequence[str] = ()) -> None:
-    """Checks that `restore_rows` would put the rows into this database, or did so before and nothing came after it.
+    """Checks that `restore_rows` would put the rows into this database, or did so before.
+
+    A take-over of the store may have come after it, and nothing else.
 
     Raises:
         BackupRefused: it has other rows, or another program's tables, or a member of `revoke` was not revoked.
@@ -125,7 +127,9 @@ def restore_blobs(of: Snapshot, store: BlobStore) -> int:
 
 
 def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now_ms: int, by: str) -> Restored:
-    """Puts the rows back, in one transaction. Changes nothing if it did so before and nothing came after it.
+    """Puts the rows back, in one transaction. Changes nothing if it did so before.
+
+    A take-over of the store may have come after it, and nothing else.
 
     Args:
         revoke: names of members to revoke in the same transaction.
@@ -190,9 +194,10 @@ def restore_rows(of: Snapshot, database: Database, *, revoke: Sequence[str], now
 
 
 def _done(s: Session, of: Snapshot, revoke: Sequence[str]) -> Restored | None:
-    """Returns what an earlier restore of this backup put back, if the database has not changed since."""
+    """Returns what an earlier restore of this backup put back, if only take-overs of the store came after it."""
     entry = newest_of(s, "restored")
-    if entry is None or entry.id != head(s).id:
+    # A take-over follows a restore, and one that failed is repeated together with it.
+    if entry is None or any(each.kind != "store_taken" for each in journal(s, after=entry.id)):
         return None
     if (entry.fields["backup"], entry.fields["head"]) != (of.path.stem, of.manifest.head.hex()):
         return None

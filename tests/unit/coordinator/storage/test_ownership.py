@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 from coordinator.storage import backup, records
 from coordinator.storage import prune as prune_module
 from coordinator.storage.database import open_database
-from coordinator.storage.errors import StoreNotOwned, StoreTaken, StoreUnusable
+from coordinator.storage.errors import BackupRefused, StoreNotOwned, StoreTaken, StoreUnusable
 from coordinator.storage.owner_mark import new_mark
 from coordinator.storage.ownership import Ownership, keep_marked
 from coordinator.storage.prune import Retention, named_blobs, prune
-from coordinator.storage.restore import restore_blobs, restore_rows
+from coordinator.storage.restore import check_target, restore_blobs, restore_rows
 from tests.support.databases import migrated
 from tests.support.s3_server import object_store, served
 from tests.support.stored_job import fill
@@ -209,6 +209,35 @@ def test_a_take_over_holds_what_it_names_and_the_woken_owner_is_refused(houses, 
     assert again.prune().blobs > 0
     assert again.whole()
     assert len(house.server.keys(house.prefix + "/owners")) == 2
+
+
+def test_a_restore_is_repeated_after_its_take_over_failed_in_the_middle(houses, service, tmp_path, monkeypatch):
+    """As the Kubernetes Job does: each of its tries restores first, and then takes over."""
+    house = houses()
+    house.claim()
+    house.version("desk")
+    again = restored(house, service, tmp_path)
+    found = backup.newest(tmp_path / "backup")
+    put_back = restore_rows(found, again.database, revoke=(), now_ms=3, by="machine:op")
+
+    def fail(_digest):
+        raise StoreUnusable("the store does not answer")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(again.store, "hold", fail)
+            with pytest.raises(StoreUnusable, match="does not answer"):
+                again.take_over()
+        check_target(again.database, found)
+        assert restore_rows(found, again.database, revoke=(), now_ms=5, by="machine:op") == put_back
+    assert again.take_over().missing == ()
+    check_target(again.database, found)
+    # Not once the coordinator has used the database.
+    again.note()
+    with pytest.raises(BackupRefused, match="not empty"):
+        restore_rows(found, again.database, revoke=(), now_ms=6, by="machine:op")
+    with pytest.raises(BackupRefused, match="not empty"):
+        check_target(again.database, found)
 
 
 def test_a_pruning_that_is_taken_over_in_the_middle_ends(houses, service, tmp_path, monkeypatch):
