@@ -22,7 +22,14 @@ PREFIX = "tacit_edge_"
 
 # Why a member declines while nothing is wrong with it.
 _WAITS = frozenset(
-    word(each) for each in (Reason.REASON_POLICY_CONDITIONS, Reason.REASON_APPROVAL_AWAITED, Reason.REASON_BUDGET_SPENT)
+    word(each)
+    for each in (
+        Reason.REASON_POLICY_CONDITIONS,
+        Reason.REASON_APPROVAL_AWAITED,
+        Reason.REASON_APPROVAL_DECLINED,
+        Reason.REASON_MEMBER_WITHDREW,
+        Reason.REASON_BUDGET_SPENT,
+    )
 )
 
 INSTRUMENTS = (
@@ -46,7 +53,8 @@ INSTRUMENTS = (
     Instrument(
         "declines",
         "counter",
-        "Assignments that this member declined for other reasons than its conditions, its stewards or its budget.",
+        "Assignments that this member declined for other reasons than its conditions, its stewards, its withdrawal or "
+        "its budget.",
         "assignments",
     ),
     Instrument(
@@ -125,9 +133,12 @@ class MemberMetrics:
 
     def declined(self, job: str, reason: str) -> None:
         """Records that this member declined to train. `reason` is a word of `tacit.reason`."""
-        if reason not in _WAITS:
+        if reason == word(Reason.REASON_BUDGET_SPENT):
+            self._at_limit(job, True)
+        elif reason not in _WAITS:
             self._of.add("declines")
-        self._at_limit(job, reason == word(Reason.REASON_BUDGET_SPENT))
+            self._at_limit(job, False)
+        # Otherwise nobody looked at the budget, so a job at its limit stays there.
 
     def job_ended(self, job: str) -> None:
         """Records that a job is over, so that nobody waits for its budget."""

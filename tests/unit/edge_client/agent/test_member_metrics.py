@@ -73,6 +73,15 @@ def test_jobs_at_a_privacy_limit_count_until_they_go_on_or_end():
         watcher.declined(job, Reason.REASON_BUDGET_SPENT)
     watcher.declined("other", Reason.REASON_POLICY_CONDITIONS)
     assert at_limit() == 3
+    # A job at its limit may decline the next round for what is checked before: the limit is the same.
+    for reason in (
+        Reason.REASON_POLICY_CONDITIONS,
+        Reason.REASON_APPROVAL_AWAITED,
+        Reason.REASON_APPROVAL_DECLINED,
+        Reason.REASON_MEMBER_WITHDREW,
+    ):
+        watcher.declined("ward", reason)
+        assert at_limit() == 3
     # A new month, then a pause, which the operator may end, then the end.
     metrics.ready("mail")
     assert at_limit() == 2
@@ -153,7 +162,13 @@ def test_a_member_that_fails_leaves_its_file_to_grow_old(tmp_path, error, stays)
 
 def test_declines_count_unless_the_member_only_waits():
     metrics = MemberMetrics()
-    waits = (Reason.REASON_POLICY_CONDITIONS, Reason.REASON_APPROVAL_AWAITED, Reason.REASON_BUDGET_SPENT)
+    waits = (
+        Reason.REASON_POLICY_CONDITIONS,
+        Reason.REASON_APPROVAL_AWAITED,
+        Reason.REASON_APPROVAL_DECLINED,
+        Reason.REASON_MEMBER_WITHDREW,
+        Reason.REASON_BUDGET_SPENT,
+    )
     for reason in (*waits, Reason.REASON_TRAINING_FAILED, Reason.REASON_LEDGER_FAILING):
         metrics.declined("desk", word(reason))
     assert value(metrics, "declines_total") == 2
