@@ -226,6 +226,10 @@ def _backup() -> list[Manifest]:
         _coordinator("backup", make, size, _BACKUP_MOUNTS),
         _coordinator("verify", ["backup", BACKUPS, "--verify"], size, _BACKUP_MOUNTS),
     ]
+    # A pod whose verification fails has made a backup. Another try would make one more, and --keep would remove an
+    # older one for it.
+    unverified = {"containerName": "verify", "operator": "NotIn", "values": [0]}
+    once = {"podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": unverified}]}}
     spec = {
         "schedule": "15 3 * * *",
         "concurrencyPolicy": "Forbid",
@@ -233,7 +237,7 @@ def _backup() -> list[Manifest]:
         "startingDeadlineSeconds": 6 * 3600,
         "successfulJobsHistoryLimit": 1,
         "failedJobsHistoryLimit": 3,
-        "jobTemplate": {"spec": _job_spec(app, steps, _BACKUP_VOLUMES, seconds=6 * 3600)},
+        "jobTemplate": {"spec": _job_spec(app, steps, _BACKUP_VOLUMES, seconds=6 * 3600) | once},
     }
     cron = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": _meta("tacit-backup", app), "spec": spec}
     return [_claim("tacit-backups", app, "50Gi"), cron]

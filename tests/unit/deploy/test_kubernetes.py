@@ -310,6 +310,12 @@ def test_backups_are_made_and_verified_on_a_volume_of_their_own_and_restored_fro
     assert made["command"][:2] == verified["command"][:2] == ["coordinator", "backup"]
     assert "--verify" in verified["command"]
     assert "--verify" not in made["command"]
+    # Another try would make another backup in the place of an older one, of which --keep leaves 14.
+    (rule,) = cron["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": verified["name"], "operator": "NotIn", "values": [0]}
+    # A backup that could not be made is tried again.
+    assert cron["jobTemplate"]["spec"]["backoffLimit"] > 0
     folders = {next(word for word in each["command"] if word.startswith("/")) for each in (made, verified)}
     restored = container("tacit-restore", "restore")
     assert folders == {restored["command"][2]}
