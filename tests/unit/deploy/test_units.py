@@ -152,6 +152,11 @@ def test_users_and_folders_of_the_units_are_created():
     for unit in SERVICES:
         assert set(values(unit, "User")) <= users
         assert set(values(unit, "ReadWritePaths")) <= made
+    # Any of these may be alone on its machine with the unit that reports its failure, whose user must be there, too.
+    (reporter,) = values(FAILED, "User")
+    assert reporter in users
+    comment = "".join(re.findall(r"^#(.*)$", (FOLDER / "tacit.sysusers.conf").read_text(), flags=re.MULTILINE))
+    assert f"`{reporter}` wherever {FAILED} is" in comment
 
 
 def test_the_gpu_drop_in_opens_devices_and_nothing_else():
