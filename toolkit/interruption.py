@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Self
 
@@ -54,4 +54,6 @@ class Interruption:
         if self._asked or not self._listening:
             raise KeyboardInterrupt
         self._asked = True
-        sys.stderr.write("stopping; what has been measured follows; a second Ctrl-C ends at once\n")
+        # Nobody may read it any more (`2>&1 | head`); an error here would be raised anywhere in the work.
+        with suppress(OSError):
+            sys.stderr.write("stopping; what has been measured follows; a second Ctrl-C ends at once\n")

@@ -1,7 +1,9 @@
 """Signals that cut a measurement off: real ones, sent to this process."""
 
+import io
 import os
 import signal
+import sys
 
 import pytest
 
@@ -35,3 +37,15 @@ def test_without_with_no_signal_is_heard():
     before = signal.getsignal(signal.SIGTERM)
     with Interruption().listening():
         assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_is_heard_when_nobody_reads_what_is_said_about_it(monkeypatch):
+    """`2>&1 | head` ends before the work does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb", buffering=0) as closed, Interruption() as interruption, interruption.listening():
+        # Unbuffered, as standard error is: a write fails at once.
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(closed, write_through=True))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interruption.asked()
+        monkeypatch.undo()
