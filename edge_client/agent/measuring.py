@@ -213,7 +213,8 @@ def _measured_writing(
         skipped=skipped,
         reading=reading.sentence(job),
         reading_json=reading.as_json(job),
-        cut=interruption.asked(),
+        # A signal at the last row left nothing out.
+        cut=figures.cut,
     )
 
 

@@ -345,18 +345,24 @@ def test_a_members_measurement_that_is_cut_off_shows_what_it_has(town, tmp_path,
 
     def logits(generator, ids):
         read.append(len(ids))
-        if len(read) == 4:
+        if len(read) == at:
             os.kill(os.getpid(), by)
         return real(generator, ids)
 
-    def measured(path):
+    def measured(path, *more):
         read.clear()
-        command = ["evaluate", JOB, "--test", path, "--generate", *words]
+        command = ["evaluate", JOB, "--test", path, *more, *words]
         return CliRunner().invoke(edge_app, [str(each) for each in command])
 
     with monkeypatch.context() as patch:
         patch.setattr(Generator, "logits", logits)
-        cut = measured(test)
+        at = 4
+        cut = measured(test, "--generate")
+        # At the last row it cuts nothing off: the figures are complete.
+        at = 5
+        late = measured(test)
+    assert (late.exit_code, "stopping" in late.stderr) == (0, True), late.exception
+    assert "rows_left" not in json.loads(late.stdout)
     assert isinstance(cut.exception, CommandFailed)
     assert (cut.exception.code, cut.exception.sentence) == (ExitCode.INTERRUPTED, "interrupted")
     assert "stopping; what has been measured follows" in cut.stderr
@@ -364,7 +370,7 @@ def test_a_members_measurement_that_is_cut_off_shows_what_it_has(town, tmp_path,
     assert (told["examples"], told["rows_left"], told["answers_left"]) == (4, 1, 10)
     # They are the figures of the first rows, and nothing stays of the export.
     test.write_text("".join(json.dumps(each) + "\n" for each in asked[:4]))
-    whole = json.loads(measured(test).stdout)
+    whole = json.loads(measured(test, "--generate").stdout)
     assert (whole["loss"], whole["examples"]) == (told["loss"], 4)
     assert "rows_left" not in whole or whole["rows_left"] == 0
     assert [path for path in (federation.home("north") / "cache").iterdir() if path.is_dir()] == []
