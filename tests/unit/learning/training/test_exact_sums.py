@@ -324,8 +324,10 @@ def test_persons_with_more_rows_than_are_drawn_are_summed_beside_the_others() ->
     persons = Persons(person, 10, PersonRows(max_examples=4, combine="sum"))
     drawn = persons.draw(1.0, SystemRandom())
     both, alone = (heads_sum(x, persons, drawn, by=by) for by in ("products", "gradients"))
-    # The two ways clip to lengths that differ by a few millionths.
-    assert both == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    # The two ways clip seven persons to lengths that differ by a millionth. Nothing bounds that for a coordinate in
+    # which persons nearly cancel.
+    assert np.linalg.norm(both - alone) < 1e-5
+    assert np.linalg.norm(alone) > 0.5
 
 
 @pytest.mark.parametrize(("labels", "width"), [(2, 384), (5, 64), (6, 1152), (20, 100), (77, 768)])
