@@ -282,7 +282,7 @@ def head_steps(multiplier: float, examples: int, members: int, labels: int) -> t
 
 
 def why_a_head_stays(multiplier: float, examples: int, members: int, labels: int) -> str:
-    """Return a sentence if rule 8 leaves so little of the way that training hardly moves a head. Empty otherwise.
+    """Return a reason if rule 8 leaves so little of the way that training hardly moves a head. Empty otherwise.
 
     Args:
         multiplier, examples, members, labels: as for `head_steps`.
@@ -290,7 +290,7 @@ def why_a_head_stays(multiplier: float, examples: int, members: int, labels: int
     if _share_of_way(_unit(multiplier, examples, members), labels) >= _HEAD_STAYS:
         return ""
     return (
-        f"With {labels} labels, {examples} examples and {members} members, noise outweighs what can be learnt, so the "
+        f"with {labels} labels, {examples} examples and {members} members, noise outweighs what can be learnt, so the "
         "head stays near its start and the members' budget buys little: more examples, more members, a larger epsilon "
         "or fewer labels would move it"
     )

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 __all__ = ["Interruption"]
 
@@ -23,7 +23,7 @@ class Interruption:
     def __init__(self) -> None:
         """Changes nothing yet."""
         self._asked = self._listening = False
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def asked(self) -> bool:
         """Whether a signal came inside `listening`."""
@@ -47,7 +47,8 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         """Gives the signals back."""
         for each, before in self._before.items():
-            signal.signal(each, before)  # type: ignore[arg-type]
+            # None: a handler that is not Python's, which cannot be given back.
+            signal.signal(each, signal.SIG_DFL if before is None else before)
         self._before = {}
 
     def _heard(self, _number: int, _frame: FrameType | None) -> None:

@@ -186,8 +186,11 @@ def _word_model(noise: _Noise | None) -> str:
 
 def _training(answers: Answers, noise: _Noise | None) -> str:
     if noise is not None:
-        why = "\n".join(wrap(noise.stays, 110, initial_indent="# ", subsequent_indent="# "))
-        return f'{why}\noptimiser = "sgd"\nlearning_rate = {noise.rate:g}'.lstrip()
+        lines = [f'optimiser = "sgd"\nlearning_rate = {noise.rate:g}']
+        if noise.stays:
+            sentence = f"{noise.stays[0].upper()}{noise.stays[1:]}."
+            lines = [*wrap(sentence, 110, initial_indent="# ", subsequent_indent="# "), *lines]
+        return "\n".join(lines)
     epochs = 3 if answers.examples < _FEW_EXAMPLES else 1
     if answers.recipe == "frozen":
         return f'epochs = {epochs}\nbatch = 16\noptimiser = "sgd"\nlearning_rate = 3.0'

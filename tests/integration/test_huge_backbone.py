@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tacit.pieces import PIECE, list_bytes
-from tests.integration.test_large_backbones import SPECIAL
+from tacit.pieces import PIECE
+from tests.integration.test_large_backbones import SPECIAL, created
 from tests.support import processes
 from tests.support.bad_network import BadNetwork, Fault, Way
 from tests.support.processes import EXAMPLES, Federation, Process, behind, within_patience
@@ -97,18 +97,7 @@ class Two:
         self.network = BadNetwork(self.federation.port)
         stack.callback(self.network.close)
         behind(self.network, self.federation.home("south"))
-        labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
-        spec = folder / "huge.toml"
-        spec.write_text(
-            f'schema = 1\nname = "huge"\nlabels = {json.dumps(labels)}\n[model]\narchitecture = "prompted"\n'
-            f'base = {json.dumps(str(folder / "backbone"))}\nmax_tokens = 24\ntask = "head"\n'
-            "[rounds]\ncount = 1\nmin_members = 3\n[rounds.deadlines]\ntraining = 3000\nreconnect = 60\n"
-        )
-        self.federation.create(spec)
-        files = json.loads((folder / "bundle-huge" / "bundle.json").read_text())["files"]
-        self.digest = bytes.fromhex(files["backbone.safetensors"]["sha256"])
-        self.size: int = files["backbone.safetensors"]["size"]
-        assert files["backbone.pieces"]["size"] == list_bytes(self.size)
+        self.digest, self.size = created(self.federation, folder, "huge", training=3000)
         self.cached = self.federation.home("south") / "cache" / self.digest.hex()
         # Only the store's and the member's copies are needed any more.
         for made in (folder / "backbone" / "model.safetensors", folder / "bundle-huge" / "backbone.safetensors"):

@@ -41,6 +41,26 @@ def made_backbone(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
+def created(federation: Federation, folder: Path, name: str, *, training: int) -> tuple[bytes, int]:
+    """Creates a job of three members on the backbone in `folder`. Returns the digest and size of the backbone's file.
+
+    Args:
+        training: seconds that a member has to fetch it and to train.
+    """
+    labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
+    spec = folder / f"{name}.toml"
+    spec.write_text(
+        f'schema = 1\nname = "{name}"\nlabels = {json.dumps(labels)}\n[model]\narchitecture = "prompted"\n'
+        f'base = {json.dumps(str(folder / "backbone"))}\nmax_tokens = 24\ntask = "head"\n'
+        f"[rounds]\ncount = 1\nmin_members = 3\n[rounds.deadlines]\ntraining = {training}\nreconnect = 60\n"
+    )
+    federation.create(spec)
+    files = json.loads((folder / f"bundle-{name}" / "bundle.json").read_text())["files"]
+    size: int = files["backbone.safetensors"]["size"]
+    assert files["backbone.pieces"]["size"] == list_bytes(size)
+    return bytes.fromhex(files["backbone.safetensors"]["sha256"]), size
+
+
 class Three:
     """A coordinator with three members: north and east have the backbone, south downloads it over a bad network."""
 
@@ -53,18 +73,8 @@ class Three:
         self.network = BadNetwork(self.federation.port)
         stack.callback(self.network.close)
         behind(self.network, self.federation.home("south"))
-        labels = sorted({json.loads(line)["label"] for line in (EXAMPLES / "train.jsonl").open()})
-        spec = folder / "large.toml"
-        spec.write_text(
-            f'schema = 1\nname = "large"\nlabels = {json.dumps(labels)}\n[model]\narchitecture = "prompted"\n'
-            f'base = {json.dumps(str(folder / "backbone"))}\nmax_tokens = 24\ntask = "head"\n'
-            "[rounds]\ncount = 1\nmin_members = 3\n[rounds.deadlines]\ntraining = 300\nreconnect = 60\n"
-        )
-        self.federation.create(spec)
-        files = json.loads((folder / "bundle-large" / "bundle.json").read_text())["files"]
-        self.digest = bytes.fromhex(files["backbone.safetensors"]["sha256"])
-        self.size: int = files["backbone.safetensors"]["size"]
-        assert files["backbone.pieces"]["size"] == list_bytes(self.size) == 12 * 32
+        self.digest, self.size = created(self.federation, folder, "large", training=300)
+        assert list_bytes(self.size) == 12 * 32
         self.cached = self.federation.home("south") / "cache" / self.digest.hex()
         self.partial = self.cached.with_name(self.cached.name + ".pieces")
 

@@ -163,7 +163,7 @@ def test_a_head_that_would_stay_at_its_start_is_said_to():
         spec = head_of(labels=[str(each) for each in range(labels)])
         return suggest(spec, Situation(examples, 3, 1.0, delta=1e-5)).reasons[-1]
 
-    assert said(77, 100).startswith("With 77 labels, 100 examples and 3 members, noise outweighs what can be learnt")
+    assert said(77, 100).startswith("with 77 labels, 100 examples and 3 members, noise outweighs what can be learnt")
     # Much data needs little of the noise that is allowed, which is no reason to stay.
     for sizes in ((2, 100), (77, 3000), (2, 300_000)):
         assert said(*sizes).startswith("noise ")

@@ -86,6 +86,7 @@ def test_the_file_says_that_a_head_will_stay_at_its_start(examples, stays, tmp_p
     text = job_file(Answers("x", tuple(f"l{each}" for each in range(77)), 3, examples, 1.0, "short", "minilm"))
     words = f"# With 77 labels, {examples} examples and 3 members, noise outweighs what can be learnt, so the head"
     assert (words in text) == stays
+    assert ("labels would move it.\n" in text.replace("\n# ", " ")) == stays
     (tmp_path / "job.toml").write_text(text)
     assert (JobSpec.from_toml(tmp_path / "job.toml").training.learning_rate < 0.1) == stays
 
