@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from learning.models.widened import FrozenLinear, widens
 from learning.prompts.reading import Matrix
 
 __all__ = ["ATTENTION", "CausalLayers", "again", "name_matrices", "register"]
@@ -83,10 +84,13 @@ def _attend(
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+    kind = query.dtype
+    if widens(query):
+        query, key, value = query.float(), key.float(), value.float()
     found = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling
     )
-    return found.transpose(1, 2).contiguous(), None
+    return found.to(kind).transpose(1, 2).contiguous(), None
 
 
 class _Fused(nn.Module):
@@ -127,7 +131,7 @@ def name_matrices(layers: nn.Module, width: int, put: Put) -> None:
 
 def _view(put: Put, full: str, inputs: int, columns: slice) -> nn.Linear:
     with torch.device("meta"):
-        layer = nn.Linear(inputs, columns.stop - columns.start)
+        layer = FrozenLinear(inputs, columns.stop - columns.start)
     put(layer, "weight", lambda values: values[f"{full}.weight"][:, columns].T)
     put(layer, "bias", lambda values: values[f"{full}.bias"][columns])
     return layer

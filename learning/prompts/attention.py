@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.models.classifier import Dropout
+from learning.models.widened import widens
 
 __all__ = ["ATTENTION", "Attending", "register"]
 
@@ -69,8 +70,11 @@ def _attend(
         attention_mask = functional.pad(attention_mask, (here.keys.shape[2], 0))
         if position_bias is not None and here.bias is not None:
             position_bias = torch.cat([here.bias, position_bias], dim=3)
+    kind = query.dtype
+    if widens(query):
+        query, key, value = query.float(), key.float(), value.float()
     scores = (query * scaling) @ key.transpose(2, 3) + attention_mask
     if position_bias is not None:
         scores = scores + position_bias
     weights = here.dropout(scores.softmax(dim=-1))
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+    return (weights @ value).to(kind).transpose(1, 2).contiguous(), weights

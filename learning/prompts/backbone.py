@@ -27,6 +27,7 @@ from learning.backbones.paging import page_out
 from learning.models.copied import copied
 from learning.models.transformer import FAMILIES as ENCODERS
 from learning.models.transformer import EncoderInvalid, bare_encoder, check_config
+from learning.models.widened import freeze_products
 from learning.prompts.attention import ATTENTION, register
 
 __all__ = [
@@ -416,6 +417,7 @@ class Frozen:
 
 def hollow(frozen: Frozen, module: nn.Module, prefix: str = "") -> None:
     """Replaces every parameter of the module by the backbone's value of the same name, after `prefix`."""
+    freeze_products(module)
     for name, layer in module.named_modules():
         for attribute in [each for each, _ in layer.named_parameters(recurse=False)]:
             full = ".".join(filter(None, (prefix, name, attribute)))

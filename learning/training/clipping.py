@@ -85,6 +85,7 @@ from torch.nn import functional
 
 from learning.models.classifier import TextModel
 from learning.models.lstm import LSTM
+from learning.models.widened import FrozenLinear
 from learning.training.outcome import ModelUnsuitable, PerExampleGradientsUnavailable, TrainingDiverged
 from learning.training.probes import probe_rows
 
@@ -747,7 +748,8 @@ def probe_ids(module: TextModel, random: np.random.Generator) -> Tensor:
 
 def _maker(name: str, layer: nn.Module) -> Make:
     """The class for a layer's contribution. It compares exact types, since a subclass may compute something else."""
-    if type(layer) is nn.Linear:
+    # A frozen matrix's bias may be trained, and then the layer computes what nn.Linear does.
+    if type(layer) is nn.Linear or type(layer) is FrozenLinear:
         return _Linear
     if type(layer) is nn.Embedding:
         # These options depend on the whole batch, or write to the rows that are looked up.

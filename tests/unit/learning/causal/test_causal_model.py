@@ -18,10 +18,12 @@ from learning.causal.backbone import CausalBackbone
 from learning.causal.config import check_causal, tensor_shapes
 from learning.causal.model import CausalModel
 from learning.causal.sizes import IGNORED, frozen_values, trained_values
+from learning.models import widened
 from learning.models.division import division_of
 from learning.prompts.backbone import BackboneInvalid
 from learning.prompts.setting import BitFit, LoRA, PrefixTuning, PromptTuning
 from tacit.method import FedAvg
+from tests.support.products import Multiplied
 from tests.support.tiny_causal import CONFIGS, INJECTIONS, WORDS, backbone, causal, library_model, rows
 
 FAMILIES = tuple(CONFIGS)
@@ -308,9 +310,13 @@ def test_what_the_backbone_lacks_is_refused() -> None:
 # ---- precision -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("units", [True, False], ids=["units", "widened"])
 @pytest.mark.parametrize("injection", ["lora", "prompt", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_computes_nearly_the_same_and_keeps_what_is_trained_in_float32(family: str, injection: str) -> None:
+def test_bfloat16_computes_nearly_the_same_and_keeps_what_is_trained_in_float32(
+    family: str, injection: str, units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widened, "has_matrix_units", lambda: units)
     ids, targets = tensors()
     module = causal(family, injection)
     exact = module.losses(ids, targets)
@@ -325,6 +331,24 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_what_is_trained_in_float32(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot let go of pages")
+@pytest.mark.parametrize("injection", ["lora", "prompt", "prefix"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_matrix_units_no_product_is_in_bfloat16(
+    family: str, injection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, targets = tensors()
+    module, kinds, losses = causal(family, injection), {}, {}
+    for units in (True, False):
+        monkeypatch.setattr(widened, "has_matrix_units", lambda units=units: units)
+        with module.computing_in("bfloat16"), Multiplied() as seen:
+            losses[units] = module.losses(ids, targets)
+            losses[units].sum().backward()
+        kinds[units] = seen.kinds
+    assert torch.bfloat16 in kinds[True]
+    assert kinds[False] == {torch.float32}
+    torch.testing.assert_close(losses[False], losses[True], atol=0.05, rtol=0.02)
+
+
 def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network in bfloat16 takes its own bytes, not those of the file next to them, and the file is read again."""
     config = {**CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 4096}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learning.models import build
+from learning.models import build, widened
 from learning.models.division import shared_parameters
 from learning.training.local import evaluate, train
 from tacit.job import Training
@@ -34,8 +34,10 @@ def network_of(module) -> list[Tensor]:
 FROZEN_INSIDE = [(family, injection) for family, injection in PAIRS if "bitfit" not in injection]
 
 
+@pytest.mark.parametrize("units", [True, False], ids=["units", "widened"])
 @pytest.mark.parametrize(("family", "injection"), FROZEN_INSIDE)
-def test_answers_and_gradients_match_float32_to_bfloat16s_rounding(family, injection) -> None:
+def test_answers_and_gradients_match_float32_to_bfloat16s_rounding(family, injection, units, monkeypatch) -> None:
+    monkeypatch.setattr(widened, "has_matrix_units", lambda: units)
     module = prompted(family, injection)
     ids, labels = texts(family)
     exact, wanted = gradients(module, ids, labels)
