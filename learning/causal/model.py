@@ -21,7 +21,8 @@ Only the states that have a target go through the vocabulary projection, in bloc
 over a block gives the losses and their gradients at the states, and no scores are kept for the backward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -37,9 +38,10 @@ from learning.models.classifier import Adjusted
 from learning.models.transformer import EncoderDropout
 from learning.prompts.backbone import BackboneInvalid, hollow
 from learning.prompts.injectors import Adapted, Prompt, prompt_for
-from learning.prompts.over_frozen import OverFrozen
+from learning.prompts.over_frozen import KINDS, OverFrozen
 from learning.prompts.reading import Matrix
 from learning.prompts.setting import Injection, LoRA, PrefixTuning, PromptTuning
+from tacit.job import Precision
 from tacit.method import ModelPart
 
 __all__ = ["IGNORED", "CausalModel", "frozen_values", "trained_values"]
@@ -182,6 +184,18 @@ class CausalModel(OverFrozen):
         scores = states.detach() @ self._answers.T
         losses, _ = _WordLosses.apply(states.flatten(0, 1), self._answers, scores.argmin(dim=2).flatten())
         return scores, cast(Tensor, losses.view(ids.shape).mean(dim=1))
+
+    @contextmanager
+    def keeping_in(self, precision: Precision) -> Iterator[None]:
+        """As in `TextModel`."""
+        if precision == "float32":
+            yield
+            return
+        self._network.bind(self._device, KINDS[precision], matrices=True)
+        try:
+            yield
+        finally:
+            self._network.bind(self._device)
 
     @torch.no_grad()
     def cache(self) -> Tensor | None:

@@ -135,6 +135,17 @@ class TextModel(nn.Module):
         yield
 
     @contextmanager
+    def keeping_in(self, precision: Precision) -> Iterator[None]:
+        """Inside the context, the matrices of what is frozen are kept in this precision. All is computed in float32.
+
+        Raises:
+            ValueError: The precision is below float32, and this model does not write.
+        """
+        if precision != "float32":
+            raise ValueError(f"dp-sgd computes in float32, and only a model that writes keeps matrices in {precision}")
+        yield
+
+    @contextmanager
     def narrowed(self, ids: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Inside the context, keeps only the embedding rows that `ids` use; yields ids for the smaller embedding.
 

@@ -4,6 +4,9 @@ Matrix units multiply bfloat16 values, add in float32 and round the sum to bfloa
 library takes many times as long as in float32 (docs/prompts.md, Precision). There a matrix is widened to float32 when
 it is used, and the result is rounded. So the network has the same numbers on every processor, up to the order of sums,
 takes about as long as in float32, and keeps bfloat16's size: one matrix at a time is in memory in float32.
+
+Under dp-sgd nothing may be rounded on the way: matrices are kept in bfloat16, states are float32, and so is every
+product, on all processors. That is a float32 network with other values, and whatever is claimed of float32 holds.
 """
 
 import os
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["FrozenLinear", "freeze_products", "has_matrix_units", "widens"]
+__all__ = ["FrozenLinear", "freeze_products", "has_matrix_units", "is_matrix", "widens"]
 
 # Capabilities that torch names: Intel's AMX, and the bfloat16 products of 64-bit Arm.
 _UNITS = ("amx_bf16", "bf16")
@@ -59,10 +62,16 @@ class FrozenLinear(nn.Linear):
         """(..., in) to (..., out) in x's precision."""
         # What a backbone has is no parameter, and the product below has a gradient at x alone.
         trained = any(each is not None for each in self._parameters.values())
-        if trained or not widens(x):
+        shorter = self.weight.dtype is torch.bfloat16 and x.dtype is torch.float32
+        if trained or not (shorter or widens(x)):
             return super().forward(x)
         found: Tensor = _Widened.apply(x, self.weight, self.bias)
         return found
+
+
+def is_matrix(owner: nn.Module, attribute: str) -> bool:
+    """Whether the attribute is the matrix of a `FrozenLinear`."""
+    return isinstance(owner, FrozenLinear) and attribute == "weight"
 
 
 def freeze_products(module: nn.Module) -> None:

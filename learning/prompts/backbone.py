@@ -27,7 +27,7 @@ from learning.backbones.paging import page_out
 from learning.models.copied import copied
 from learning.models.transformer import FAMILIES as ENCODERS
 from learning.models.transformer import EncoderInvalid, bare_encoder, check_config
-from learning.models.widened import freeze_products
+from learning.models.widened import freeze_products, is_matrix
 from learning.prompts.attention import ATTENTION, register
 
 __all__ = [
@@ -395,17 +395,23 @@ class Frozen:
                 shape = fetch(self._backbone.on("cpu")).shape
                 owner.register_parameter(name, nn.Parameter(torch.zeros(shape)))
 
-    def bind(self, device: torch.device, kind: torch.dtype = torch.float32) -> None:
+    def bind(self, device: torch.device, kind: torch.dtype = torch.float32, *, matrices: bool = False) -> None:
         """Binds all attributes to the values on this device.
 
         They use the backbone's own memory, or in another dtype copies, which the next binding drops.
+
+        Args:
+            device: Where.
+            kind: Of the values.
+            matrices: The matrices of `FrozenLinear` alone are of this kind, and everything else float32.
         """
         values, copied = self._backbone.on(device), {}
         for owner, attribute, fetch in self._places:
             found = fetch(values)
+            here = kind if not matrices or is_matrix(owner, attribute) else found.dtype
             # A plain attribute, neither parameter nor buffer; a layer finds it just the same.
-            setattr(owner, attribute, found.to(kind))
-            if kind != found.dtype and self._backbone.mapped and found.device.type == "cpu":
+            setattr(owner, attribute, found.to(here))
+            if here != found.dtype and self._backbone.mapped and found.device.type == "cpu":
                 memory = found.untyped_storage()
                 copied[memory.data_ptr()] = memory.nbytes()
                 # At once, so that the file and its copy are never both in memory as a whole.

@@ -13,9 +13,9 @@ from learning.models.classifier import TextModel
 from learning.prompts.backbone import Frozen, FrozenValues
 from tacit.job import Precision
 
-__all__ = ["OverFrozen"]
+__all__ = ["KINDS", "OverFrozen"]
 
-_KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+KINDS: Mapping[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class OverFrozen(TextModel):
@@ -46,11 +46,11 @@ class OverFrozen(TextModel):
 
         Trained values, the last layer's rows and all gradients of trained values stay float32.
         """
-        if _KINDS[precision] == self._kind:
+        if KINDS[precision] == self._kind:
             # Binding walks through all layers, and would bind what is bound.
             yield
             return
-        self._kind = _KINDS[precision]
+        self._kind = KINDS[precision]
         self._network.bind(self._device, self._kind)
         try:
             yield

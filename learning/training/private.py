@@ -172,32 +172,32 @@ def train_private(
     module.to(device).train()
     module.checkpointing = recipe.checkpointing
     try:
-        probe = int.from_bytes(random.bytes(8), "little")
-        module.seed(probe)
-        # TF32 would move a text's logits by more than the check allows.
-        with whole_float32():
+        with whole_float32(), module.keeping_in(recipe.precision):
+            # TF32 would move a text's logits by more than the check of examples allows.
+            probe = int.from_bytes(random.bytes(8), "little")
+            module.seed(probe)
             check_examples_apart(module, probe)
-        module.draw_from(random)
-        with whole_float32(), ClippedGradients(module, max(1, population)) as clipped:
-            optimiser = make_optimiser(module, recipe)
-            for step in range(1, mechanism.steps + 1):
-                if cancelled():
-                    raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
-                drawn, pieces = _drawn(draw, persons, rate, random, padded, recipe, device)
-                clipped.clear()
-                loss_sum = 0.0
-                for rows, groups in pieces:
-                    inputs, target = rows_at(module, ids, targets, lengths=padded, rows=rows, device=device)
-                    losses, _ = module.judged(inputs, target)
-                    clipped.add(losses, mechanism.clip, groups)
-                    loss_sum += float(losses.detach().sum())
-                add_noise(module, clipped.sums, unit, std, random, correlated)
-                optimiser.step()
-                # A loss that is not a number is no empty draw.
-                mean = loss_sum / len(drawn) if len(drawn) else math.nan
-                if len(drawn) and not math.isfinite(mean):
-                    mean = math.inf
-                progress(Progress(step, mechanism.steps, 1, 1, mean))
+            module.draw_from(random)
+            with ClippedGradients(module, max(1, population)) as clipped:
+                optimiser = make_optimiser(module, recipe)
+                for step in range(1, mechanism.steps + 1):
+                    if cancelled():
+                        raise TrainingCancelled(f"training was stopped after step {step - 1} of {mechanism.steps}")
+                    drawn, pieces = _drawn(draw, persons, rate, random, padded, recipe, device)
+                    clipped.clear()
+                    loss_sum = 0.0
+                    for rows, groups in pieces:
+                        inputs, target = rows_at(module, ids, targets, lengths=padded, rows=rows, device=device)
+                        losses, _ = module.judged(inputs, target)
+                        clipped.add(losses, mechanism.clip, groups)
+                        loss_sum += float(losses.detach().sum())
+                    add_noise(module, clipped.sums, unit, std, random, correlated)
+                    optimiser.step()
+                    # A loss that is not a number is no empty draw.
+                    mean = loss_sum / len(drawn) if len(drawn) else math.nan
+                    if len(drawn) and not math.isfinite(mean):
+                        mean = math.inf
+                    progress(Progress(step, mechanism.steps, 1, 1, mean))
         # This tells nobody more than the noised weights, which are what is released.
         if not all_finite(module):
             raise TrainingDiverged(

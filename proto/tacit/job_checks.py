@@ -263,7 +263,7 @@ def _check_rates(job: JobBody) -> None:
 
 
 def _check_precision(job: JobBody) -> None:
-    """Lower precision is only for a frozen network, and not where a sensitivity bound depends on the computation."""
+    """Lower precision is only for a frozen network. Where a sensitivity bound depends on it, only memory has it."""
     if job.training.precision == "float32":
         return
     why = None
@@ -271,8 +271,8 @@ def _check_precision(job: JobBody) -> None:
         why = f"{job.training.precision} is only for the frozen network of a prompted model, and this model is trained"
     elif isinstance(job.model.injection, BitFit):
         why = "bitfit trains biases inside the frozen network, and what is trained is float32"
-    elif isinstance(job.mechanism, DpSgd):
-        why = "dp-sgd computes each example's gradient in float32"
+    elif isinstance(job.mechanism, DpSgd) and not writes(job.model):
+        why = "dp-sgd computes in float32, and only a model that writes can keep its matrices in less"
     if why is not None:
         raise ValueError(f"training.precision: {why}; leave this key out")
 

@@ -88,10 +88,30 @@ def backbone(family: str) -> CausalBackbone:
     return CausalBackbone(CONFIGS[family], values_of(family))
 
 
-def causal(family: str, injection: str | Injection, *, dropout: float = 0.0, seed: int | None = 1) -> CausalModel:
-    """A model whose trained values are all random, so that no gradient is zero by its start."""
+def rounded_backbone(family: str) -> CausalBackbone:
+    """The same backbone with its layers' matrices rounded to bfloat16, as float32 values."""
+    values = values_of(family)
+    for name, each in values.items():
+        if each.ndim == 2 and not any(part in name for part in ("embed_tokens", "wte", "wpe", "lm_head")):
+            values[name] = torch.from_numpy(each).bfloat16().float().numpy()
+    return CausalBackbone(CONFIGS[family], values)
+
+
+def causal(
+    family: str,
+    injection: str | Injection,
+    *,
+    dropout: float = 0.0,
+    seed: int | None = 1,
+    on: CausalBackbone | None = None,
+) -> CausalModel:
+    """A model whose trained values are all random, so that no gradient is zero by its start.
+
+    Args:
+        on: Its backbone, in place of the family's.
+    """
     chosen = INJECTIONS[injection] if isinstance(injection, str) else injection
-    module = CausalModel(backbone(family), chosen, 0, seed, dropout).eval()
+    module = CausalModel(backbone(family) if on is None else on, chosen, 0, seed, dropout).eval()
     random = np.random.default_rng(2)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

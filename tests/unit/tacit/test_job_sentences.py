@@ -195,7 +195,8 @@ def said(**changes):
                 "vocabulary": None,
                 "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
             },
-            "training.precision: dp-sgd computes each example's gradient in float32; leave this key out",
+            "training.precision: dp-sgd computes in float32, and only a model that writes can keep its matrices in "
+            "less; leave this key out",
         ),
         *(
             (
@@ -359,6 +360,18 @@ def test_the_precision_is_float32_by_default():
     assert less.training.model_dump()["precision"] == "bfloat16"
     plain = JobSpec.model_validate({"schema": 1, **BASE, **prompted})
     assert plain.training.precision == "float32"
+
+
+def test_under_dp_sgd_a_model_that_writes_may_keep_its_matrices_in_bfloat16():
+    task = {"name": "generate", "template": "chatml"}
+    body = {
+        "schema": 1,
+        "name": "desk",
+        "model": {"architecture": "prompted", "base": "x", "task": task},
+        "training": {"precision": "bfloat16"},
+        "mechanism": {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 8, "steps": 2},
+    }
+    assert JobSpec.model_validate(body).training.precision == "bfloat16"
 
 
 def test_table_words_are_only_for_an_own_vocabulary_of_words():

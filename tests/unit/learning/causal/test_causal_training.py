@@ -12,6 +12,7 @@ from learning.causal.model import CausalModel
 from learning.causal.sizes import IGNORED
 from learning.mechanisms.correlated import classes_of
 from learning.mechanisms.protection import protection_of
+from learning.models import widened
 from learning.models.division import division_of, shared_parameters
 from learning.training.divergence import check_not_diverged
 from learning.training.local import train
@@ -19,12 +20,13 @@ from learning.training.outcome import TrainingDiverged, VersionDiverged
 from learning.training.persons import Persons
 from learning.training.private import train_private
 from learning.training.task import LocalTraining
-from tacit.job import JobDocument, Rounds, Training
+from tacit.job import JobDocument, Precision, Rounds, Training
 from tacit.mechanism import DpSgd, PersonRows
 from tacit.method import FedAvg
 from tacit.model import TextCNNModel
+from tests.support.products import Multiplied
 from tests.support.random_sources import Seeded
-from tests.support.tiny_causal import causal, pairs, rows
+from tests.support.tiny_causal import causal, pairs, rounded_backbone, rows
 
 torch.set_num_threads(1)
 SGD = Training(batch=5, optimiser="sgd", learning_rate=0.1)
@@ -141,11 +143,19 @@ def test_a_diverged_training_raises_and_a_diverged_version_is_refused() -> None:
 QUIET = DpSgd(noise_multiplier=1e-9, clip=0.2, lot=7, steps=1)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @of_each
-def test_a_private_step_is_the_clipped_sum_over_the_lot(family: str, injection: str) -> None:
+def test_a_private_step_is_the_clipped_sum_over_the_lot(family: str, injection: str, precision: Precision) -> None:
+    """In bfloat16 it is the step of a float32 network whose matrices were rounded."""
     ids, targets = rows()
-    module, by_hand = causal(family, injection), causal(family, injection)
-    recipe = SGD.model_copy(update={"microbatch": 2, "checkpointing": True, "learning_rate": 1.0})
+    module = causal(family, injection)
+    by_hand = causal(family, injection, on=rounded_backbone(family) if precision == "bfloat16" else None)
+    if injection == "prefix":
+        # It starts as keys and values of the network, which are public and whole.
+        by_hand.load_state_dict(module.state_dict())
+    recipe = SGD.model_copy(
+        update={"microbatch": 2, "checkpointing": True, "learning_rate": 1.0, "precision": precision}
+    )
     train_private(module, ids, targets, recipe, QUIET, random=Seeded("quiet"), seed=0, rate=1.0)
     moving = [each for each in by_hand.parameters() if each.requires_grad]
     total = [torch.zeros_like(each) for each in moving]
@@ -159,6 +169,45 @@ def test_a_private_step_is_the_clipped_sum_over_the_lot(family: str, injection: 
         for parameter, each in zip(moving, total, strict=True):
             parameter.sub_(each / 7)
     assert_near(trained(module), trained(by_hand), atol=2e-6)
+
+
+@pytest.mark.parametrize("units", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_private_step_keeps_matrices_in_bfloat16_and_multiplies_none(
+    family: str, units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widened, "has_matrix_units", lambda: units)
+    ids, targets = rows()
+    module, kept = causal(family, "lora"), []
+    before = frozen(module)
+    through = CausalModel.judged
+
+    def watched(self: CausalModel, *rest: Any) -> Any:
+        kept.append(frozen(self))
+        return through(self, *rest)
+
+    monkeypatch.setattr(CausalModel, "judged", watched)
+    recipe = SGD.model_copy(update={"precision": "bfloat16"})
+    with Multiplied() as seen:
+        train_private(module, ids, targets, recipe, QUIET, random=Seeded("kept"), seed=0, rate=1.0)
+    assert seen.kinds <= {torch.float32, torch.float64}
+    assert kept
+    for name, each in kept[0].items():
+        # A family's normalisations and biases are a thousandth of its values.
+        assert each.dtype is (torch.bfloat16 if each.ndim == 2 and "wpe" not in name else torch.float32), name
+    after = frozen(module)
+    assert after.keys() == before.keys()
+    assert all(after[name].data_ptr() == each.data_ptr() for name, each in before.items())
+
+
+def frozen(module: CausalModel) -> dict[str, Tensor]:
+    """The values of the network's layers that no parameter has."""
+    return {
+        f"{name}.{key}": each
+        for name, layer in module.layers.named_modules()
+        for key, each in vars(layer).items()
+        if isinstance(each, Tensor)
+    }
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])
