@@ -2,7 +2,7 @@
 
 A coordinator process and two members (`edge_client run`) on this machine, over mutual TLS, each member through its own
 counter. Each has eight rows of E2E NLG, which make one step of LoRA (rank 8, queries and values of all layers), two of
-them in memory at a time, and the backbone on its disk.
+them in memory at a time, and the backbone on its disk. With an epsilon, the step is one of dp-sgd over all eight rows.
 
 resident_bytes is the larger of the two members' peaks over the whole process. It includes pages of the backbone's file
 that the system may drop. upload_bytes is what a member sends in the job, sessions and signatures included.
@@ -28,16 +28,21 @@ __all__ = ["main", "run"]
 BENCH = "generation_wire"
 MEMBERS, ROWS, MICROBATCH = 2, 8, 2
 JOB_SECONDS = 3600.0
-POLICY = 'schema = 1\nmechanisms = ["none"]\nbackbones = ["disk"]\n'
+POLICY = 'schema = 1\nmechanisms = ["none", "dp-sgd"]\nbackbones = ["disk"]\n'
 # What a sum of two members needs.
 POLICY += "min_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
 PRECISIONS = ("float32", "bfloat16")
+# Of a member's whole life, which is one step: the limit that policies have by default.
+EPSILON, MULTIPLIER = 8.0, 1.5
+# Methods, and whether they add noise.
+CELLS = (("lora", False), ("ffa-lora", False), ("ffa-lora", True))
 _SAMPLE_SECONDS = 0.05
 
 
-def specification(base: Path, method: str, precision: str) -> tuple[str, str]:
-    """Return a job's name and file."""
+def specification(base: Path, method: str, precision: str, *, private: bool = False) -> tuple[str, str]:
+    """Return a job's name and file. private: members add noise."""
     name = f"{method}-{precision}"
+    noise = f'[mechanism]\nname = "dp-sgd"\nnoise_multiplier = {MULTIPLIER}\nclip = 1.0\nlot = {ROWS}\nsteps = 1\n'
     return name, (
         f'schema = 1\nname = "{name}"\n'
         f'[model]\narchitecture = "prompted"\nbase = {json.dumps(str(base.resolve()))}\n'
@@ -45,20 +50,21 @@ def specification(base: Path, method: str, precision: str) -> tuple[str, str]:
         f'[model.injection]\nname = "lora"\nrank = 8\ntrain = "{"up" if method == "ffa-lora" else "both"}"\n'
         '[model.task]\nname = "generate"\ntemplate = "chatml"\n'
         f'[training]\nbatch = {ROWS}\nmicrobatch = {MICROBATCH}\noptimiser = "adamw"\nprecision = "{precision}"\n'
+        f"{noise if private else ''}"
         "[aggregation]\nassumed_corrupt = 0\n"
         f"[rounds]\ncount = 1\nmin_members = {MEMBERS}\ntarget_members = {MEMBERS}\nmax_attempts = 1\n"
         "[rounds.deadlines]\ntraining = 3000\nadvertise = 600\nshare = 600\nmask = 600\nconfirm = 600\nunmask = 600\n"
     )
 
 
-async def _cell(base: Path, method: str, precision: str) -> list[Figure]:
+async def _cell(base: Path, method: str, precision: str, *, private: bool) -> list[Figure]:
     names = member_names(MEMBERS)
     rows = read_pairs("e2e_nlg").members
     with tempfile.TemporaryDirectory(prefix="tacit-bench-") as scratch:
         async with contextlib.AsyncExitStack() as stack:
             running = await stack.enter_async_context(federation(Path(scratch), POLICY, names))
             counters = [Counter(running.port) for _ in names]
-            name, text = specification(base, method, precision)
+            name, text = specification(base, method, precision, private=private)
             await asyncio.to_thread(running.create_job, name, text)
             processes = []
             for member, counter, held in zip(names, counters, rows.values(), strict=False):
@@ -108,18 +114,18 @@ def _peak(process: int) -> int:
 
 def run(results: Results, base: Path, *, quick: bool = False) -> None:
     """Measure every cell that is not measured yet."""
-    for method in ("ffa-lora",) if quick else ("lora", "ffa-lora"):
+    for method, private in CELLS[1:2] if quick else CELLS:
         for precision in ("float32",) if quick else PRECISIONS:
             case: dict[str, Any] = {
                 "dataset": "e2e_nlg",
                 "method": method,
-                "epsilon": "none",
+                "epsilon": EPSILON if private else "none",
                 "members": MEMBERS,
                 "precision": precision,
             }
             if not results.done(case):
                 results.open([0])
-                results.add(case, asyncio.run(_cell(base, method, precision)))
+                results.add(case, asyncio.run(_cell(base, method, precision, private=private)))
 
 
 def main() -> None:
