@@ -208,7 +208,7 @@ class Planned:
             "learning_rate": recipe.learning_rate,
             # Under dp-sgd it only bounds the rows in memory.
             "batch": recipe.batch if epsilon is None else PIECE,
-            # dp-sgd computes each example's gradient in float32.
+            # A job with noise may keep its matrices in bfloat16; these cells were measured without.
             "precision": "bfloat16" if epsilon is None else "float32",
             "schedule": {"decay": "cosine"},
         }

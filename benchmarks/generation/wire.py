@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.generation.backbone import add_backbone, base_of
 from benchmarks.generation.data import read_pairs
+from benchmarks.generation.training import DELTA, multiplier_at
 from benchmarks.library.federation import BIN, Federation, federation
 from benchmarks.library.record import RESULTS, Figure, Results, open_results, parser
 from benchmarks.library.untrained import member_names
@@ -30,10 +31,10 @@ MEMBERS, ROWS, MICROBATCH = 2, 8, 2
 JOB_SECONDS = 3600.0
 POLICY = 'schema = 1\nmechanisms = ["none", "dp-sgd"]\nbackbones = ["disk"]\n'
 # What a sum of two members needs.
-POLICY += "min_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
+POLICY += f"epsilon = 8.0\ndelta = {DELTA}\nmin_cohort = 2\nassumed_corrupt = 0\nallow_two_party_sums = true\n"
 PRECISIONS = ("float32", "bfloat16")
-# Of a member's whole life, which is one step: the limit that policies have by default.
-EPSILON, MULTIPLIER = 8.0, 1.5
+# Of a member's whole life, which is one step.
+EPSILON = 8.0
 # Methods, and whether they add noise.
 CELLS = (("lora", False), ("ffa-lora", False), ("ffa-lora", True))
 _SAMPLE_SECONDS = 0.05
@@ -42,7 +43,8 @@ _SAMPLE_SECONDS = 0.05
 def specification(base: Path, method: str, precision: str, *, private: bool = False) -> tuple[str, str]:
     """Return a job's name and file. private: members add noise."""
     name = f"{method}-{precision}"
-    noise = f'[mechanism]\nname = "dp-sgd"\nnoise_multiplier = {MULTIPLIER}\nclip = 1.0\nlot = {ROWS}\nsteps = 1\n'
+    multiplier = multiplier_at(EPSILON, ROWS, 1, 1, ROWS) if private else 0.0
+    noise = f'[mechanism]\nname = "dp-sgd"\nnoise_multiplier = {multiplier}\nclip = 1.0\nlot = {ROWS}\nsteps = 1\n'
     return name, (
         f'schema = 1\nname = "{name}"\n'
         f'[model]\narchitecture = "prompted"\nbase = {json.dumps(str(base.resolve()))}\n'

@@ -36,6 +36,7 @@ from learning.causal.layers import CausalLayers, again, name_matrices
 from learning.causal.sizes import IGNORED, frozen_values, trained_values
 from learning.models.classifier import Adjusted
 from learning.models.transformer import EncoderDropout
+from learning.models.widened import let_go
 from learning.prompts.backbone import BackboneInvalid, hollow
 from learning.prompts.injectors import Adapted, Prompt, prompt_for
 from learning.prompts.over_frozen import KINDS, OverFrozen
@@ -187,15 +188,22 @@ class CausalModel(OverFrozen):
 
     @contextmanager
     def keeping_in(self, precision: Precision) -> Iterator[None]:
-        """As in `TextModel`."""
+        """As in `TextModel`.
+
+        Raises:
+            RuntimeError: The network computes in less than float32 already.
+        """
+        if self._kind is not torch.float32:
+            raise RuntimeError("inside computing_in, states are not float32; keep matrices outside of it")
         if precision == "float32":
             yield
             return
-        self._network.bind(self._device, KINDS[precision], matrices=True)
         try:
+            self._network.bind(self._device, KINDS[precision], matrices=True)
             yield
         finally:
             self._network.bind(self._device)
+            let_go()
 
     @torch.no_grad()
     def cache(self) -> Tensor | None:

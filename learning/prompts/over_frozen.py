@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learning.models.classifier import TextModel
+from learning.models.widened import let_go
 from learning.prompts.backbone import Frozen, FrozenValues
 from tacit.job import Precision
 
@@ -51,12 +52,13 @@ class OverFrozen(TextModel):
             yield
             return
         self._kind = KINDS[precision]
-        self._network.bind(self._device, self._kind)
         try:
+            self._network.bind(self._device, self._kind)
             yield
         finally:
             self._kind = torch.float32
             self._network.bind(self._device)
+            let_go()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves parameters, as for `to`, and binds the backbone's values on the new device."""

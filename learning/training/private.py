@@ -48,7 +48,8 @@ those values and of the public version: post-processing, the same for used and u
     examples of that length alone. The author of a network can make numbers at padding that are not finite, and
     attention multiplies them by 0; a batch padded to its longest text would then lose all others if one long text
     is there. Kernels multiply in float32: TF32, which CUDA's convolutions use by default and which is exact to
-    2^-11, is off while this trains (`whole_float32`).
+    2^-11, is off while this trains (`whole_float32`). A model that writes may keep its frozen matrices in bfloat16.
+    Each is widened before it is used, so this is a float32 network whose public values are rounded.
 
 Persons. If the mechanism's unit is a person, read "person" for "example" above: persons are drawn, and a person's
 gradient is the sum or mean of those of some of its rows (`learning.training.persons`), clipped once. Neighbours differ
@@ -126,7 +127,7 @@ def train_private(
         ids: (N, S), padded with the module's pad_id. Without examples, every step is noise alone.
         targets: (N,), or (N, S) for a model that writes, where an example's loss is the mean over its targets.
         recipe: Optimiser and learning rate. `microbatch`, or else `batch`, only bounds the examples in memory at a
-            time; `epochs` is unused.
+            time; `epochs` is unused. `precision` is that of a writing model's frozen matrices in memory.
         mechanism: Noise multiplier, clip, lot and steps.
         random: The source of all randomness that privacy rests on. The probe texts are drawn from it too, since a
             module can be made to behave on texts that are known.
@@ -150,8 +151,8 @@ def train_private(
         PerExampleGradientsUnavailable: The module's gradients cannot be told apart by example.
         TrainingCancelled: `cancelled` returned True.
         TrainingDiverged: A weight is not finite.
-        ValueError: ids and labels do not fit each other, the rate is outside (0, 1], or correlated noise has no steps
-            to go on from.
+        ValueError: ids and labels do not fit each other, the rate is outside (0, 1], correlated noise has no steps to
+            go on from, or the module keeps nothing in the recipe's precision.
     """
     if ids.ndim != 2 or len(ids) or len(targets):
         check_examples(ids, targets)

@@ -263,7 +263,7 @@ def _check_rates(job: JobBody) -> None:
 
 
 def _check_precision(job: JobBody) -> None:
-    """Lower precision is only for a frozen network. Where a sensitivity bound depends on it, only memory has it."""
+    """Lower precision is only for a frozen network. Under dp-sgd it only decides how matrices are stored."""
     if job.training.precision == "float32":
         return
     why = None

@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
+import tomllib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmarks.generation import bench as benches
-from benchmarks.generation import quality, training
+from benchmarks.generation import quality, training, wire
 from benchmarks.generation.bench import Bench, Cell, cells_of, recipes_of
 from benchmarks.generation.data import CANARIES, COPIES, DATASETS, Data, Dataset, Pair, read_pairs
 from benchmarks.generation.measuring import exposure_of, extracted_of, token_figures_of
@@ -24,7 +25,8 @@ from learning.models.division import shared_parameters
 from learning.text.turns import Dialogue
 from learning.training.local import train
 from simulation.virtual_members import SeededRandom
-from tacit.job import Training
+from tacit.job import JobSpec, Training
+from tacit.mechanism import DpSgd, NoMechanism
 from tacit.prompt import LoRA
 from tests.support.small_writer import MATRICES, saved_small_writer
 from tests.support.tiny_writers import saved_writer
@@ -269,3 +271,14 @@ def test_a_cell_from_before_this_figure_is_measured(tmp_path, monkeypatch) -> No
 
 def test_the_page_has_each_section_once() -> None:
     assert re.findall(r"\{\{(\w+)\}\}", PAGE.template) == [section.name for section in PAGE.sections]
+
+
+@pytest.mark.parametrize("precision", wire.PRECISIONS)
+def test_a_round_under_noise_has_the_multiplier_of_its_epsilon(precision, tmp_path):
+    words = [wire.specification(tmp_path, "ffa-lora", precision, private=private)[1] for private in (False, True)]
+    plain, private = (JobSpec.model_validate(tomllib.loads(each)) for each in words)
+    assert isinstance(plain.mechanism, NoMechanism)
+    assert isinstance(private.mechanism, DpSgd)
+    assert private.mechanism.noise_multiplier == multiplier_at(wire.EPSILON, wire.ROWS, 1, 1, wire.ROWS)
+    assert plain.training == private.training
+    assert private.training.precision == precision

@@ -330,7 +330,6 @@ def test_bfloat16_computes_nearly_the_same_and_keeps_what_is_trained_in_float32(
     torch.testing.assert_close(module.losses(ids, targets), exact, rtol=0, atol=0)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot let go of pages")
 @pytest.mark.parametrize("injection", ["lora", "prompt", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_matrix_units_no_product_is_in_bfloat16(
@@ -349,6 +348,7 @@ def test_without_matrix_units_no_product_is_in_bfloat16(
     torch.testing.assert_close(losses[False], losses[True], atol=0.05, rtol=0.02)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems cannot let go of pages")
 def test_bfloat16_lets_go_of_the_files_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A network in bfloat16 takes its own bytes, not those of the file next to them, and the file is read again."""
     config = {**CONFIGS["llama"], "hidden_size": 256, "intermediate_size": 4096}

@@ -171,12 +171,11 @@ def test_a_private_step_is_the_clipped_sum_over_the_lot(family: str, injection: 
     assert_near(trained(module), trained(by_hand), atol=2e-6)
 
 
-@pytest.mark.parametrize("units", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_private_step_keeps_matrices_in_bfloat16_and_multiplies_none(
-    family: str, units: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_a_private_step_keeps_matrices_in_bfloat16_and_computes_nothing_in_it(
+    family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(widened, "has_matrix_units", lambda: units)
+    monkeypatch.setattr(widened, "has_matrix_units", lambda: True)
     ids, targets = rows()
     module, kept = causal(family, "lora"), []
     before = frozen(module)
@@ -190,6 +189,7 @@ def test_a_private_step_keeps_matrices_in_bfloat16_and_multiplies_none(
     recipe = SGD.model_copy(update={"precision": "bfloat16"})
     with Multiplied() as seen:
         train_private(module, ids, targets, recipe, QUIET, random=Seeded("kept"), seed=0, rate=1.0)
+    assert seen.made <= {torch.float32, torch.float64}
     assert seen.kinds <= {torch.float32, torch.float64}
     assert kept
     for name, each in kept[0].items():
@@ -198,6 +198,40 @@ def test_a_private_step_keeps_matrices_in_bfloat16_and_multiplies_none(
     after = frozen(module)
     assert after.keys() == before.keys()
     assert all(after[name].data_ptr() == each.data_ptr() for name, each in before.items())
+
+
+def test_matrices_are_not_kept_where_states_are_rounded() -> None:
+    module = causal("llama", "lora")
+    for precision in ("float32", "bfloat16"):
+        with (
+            module.computing_in("bfloat16"),
+            pytest.raises(RuntimeError, match="states are not float32"),
+            module.keeping_in(precision),
+        ):
+            pass
+    with pytest.raises(MemoryError), module.keeping_in("bfloat16"):
+        raise MemoryError
+    assert {each.dtype for each in frozen(module).values()} == {torch.float32}
+
+
+def test_a_network_that_runs_out_of_memory_halfway_is_whole_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = causal("llama", "lora")
+    through, left = Tensor.to, [5]
+
+    def short(self: Tensor, *rest: Any, **more: Any) -> Tensor:
+        if rest[:1] == (torch.bfloat16,):
+            left[0] -= 1
+            if not left[0]:
+                raise MemoryError
+        return through(self, *rest, **more)
+
+    for context in (module.keeping_in, module.computing_in):
+        left[0] = 5
+        with monkeypatch.context() as patched:
+            patched.setattr(Tensor, "to", short)
+            with pytest.raises(MemoryError), context("bfloat16"):
+                pytest.fail("it had room")
+        assert {each.dtype for each in frozen(module).values()} == {torch.float32}
 
 
 def frozen(module: CausalModel) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ def test_a_widened_product_is_what_matrix_units_compute(bias: bool, monkeypatch:
         # One place of bfloat16's eight bits, on the scale of the largest result: sums are in another order.
         assert float((native - wide).abs().max()) <= 2**-8 * float(native.abs().max())
     exact = start.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
-    assert torch.equal(found[False][0], exact.bfloat16().float())
+    torch.testing.assert_close(found[False][0].double(), exact, rtol=2**-8, atol=1e-6)
 
 
 def test_nothing_in_float32_is_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +57,23 @@ def test_nothing_in_float32_is_kept_for_the_backward_pass(monkeypatch: pytest.Mo
     with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
         layer(x)
     assert [each.data_ptr() for each in kept] == [layer.weight.data_ptr()]
+
+
+def test_matrices_are_widened_in_one_place_until_the_context_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of all sizes take turns in it, and a product that was made does not change when the next one is."""
+    monkeypatch.setattr(widened, "has_matrix_units", lambda: False)
+    widened.let_go()
+    module, (ids, _) = prompted("bert", "lora"), texts("bert")
+    with module.computing_in("bfloat16"):
+        first = module(ids)
+        kept = first.clone()
+        place = widened._room.values.data_ptr()
+        assert torch.equal(module(ids), kept)
+        assert torch.equal(first, kept)
+        assert widened._room.values.data_ptr() == place
+        largest = max(each.weight.numel() for each in module.modules() if isinstance(each, FrozenLinear))
+        assert widened._room.values.numel() == largest
+    assert widened._room.values is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -95,11 +112,21 @@ def test_only_bfloat16_on_a_processor_is_widened() -> None:
     assert not widens(torch.zeros(1, dtype=torch.bfloat16, device="meta"))
 
 
+def test_a_torch_that_does_not_tell_has_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    has_matrix_units.cache_clear()
+    try:
+        assert has_matrix_units() is False
+    finally:
+        has_matrix_units.cache_clear()
+
+
+@pytest.mark.parametrize("variable", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
 @pytest.mark.parametrize(
     ("limit", "capabilities", "known"),
     [
         (None, {"amx_bf16": True}, True),
-        (None, {"bf16": True, "neon": True}, True),
+        (None, {"bf16": True, "neon": True}, False),
         (None, {"avx512_bf16": True, "amx_bf16": False}, False),
         (None, {}, False),
         ("AVX512_CORE_BF16", {"amx_bf16": True}, False),
@@ -109,11 +136,12 @@ def test_only_bfloat16_on_a_processor_is_widened() -> None:
     ],
 )
 def test_matrix_units_are_those_that_the_matrix_library_may_use(
-    limit: str | None, capabilities: dict[str, bool], known: bool, monkeypatch: pytest.MonkeyPatch
+    variable: str, limit: str | None, capabilities: dict[str, bool], known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for each in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(each, raising=False)
     if limit is not None:
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+        monkeypatch.setenv(variable, limit)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     has_matrix_units.cache_clear()
     try:

@@ -114,3 +114,5 @@ def test_bfloat16_is_refused_for_a_model_without_a_frozen_network() -> None:
     ids = np.random.default_rng(1).integers(1, 12, size=(6, 8))
     with pytest.raises(ValueError, match="bfloat16 is for the frozen network of a prompted model"):
         train(module, ids, np.arange(6) % 2, Training(precision="bfloat16"), seed=1)
+    with pytest.raises(ValueError, match="only a model that writes keeps matrices in bfloat16"):
+        module.keeping_in("bfloat16").__enter__()
