@@ -9,6 +9,7 @@ machine must go through `printable` before it is printed.
 
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,7 +100,7 @@ def program(name: str, version: Callable[[], str], *, help: str, epilog: str) ->
                 return super().make_context(*arguments, **more)
 
         def invoke(self, ctx: Any) -> Any:
-            with _suggestions(), _missing_parts(member=name == "edge_client"), _unanswered():
+            with _suggestions(), _missing_parts(member=name == "edge_client"), _unanswered(), _unread():
                 return super().invoke(ctx)
 
     app = typer.Typer(
@@ -174,6 +175,23 @@ def _unanswered() -> Iterator[None]:
         fail("the input ended before the answer; answer at a terminal, or give options instead", ExitCode.USAGE)
 
 
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Ends well if the reader of the output is gone (`| head`), where typer would end with 1 and without a word."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        # The same error comes from a connection that its other side has closed.
+        watched = select.poll()
+        watched.register(sys.stdout, 0)
+        if not watched.poll(0):
+            raise CommandFailed(
+                "the other side of a connection closed it before everything was written; try again",
+                ExitCode.UNREACHABLE,
+            ) from error
+        _write_nowhere()
+
+
 def _interrupted() -> CommandFailed:
     return CommandFailed("interrupted", ExitCode.INTERRUPTED)
 
@@ -186,16 +204,29 @@ def run_app(app: Callable[[], object]) -> NoReturn:
         except KeyboardInterrupt:
             raise _interrupted() from None
     except CommandFailed as error:
-        if json_requested():
-            print_json({"error": error.sentence, "exit_code": int(error.code)})
-        elif error.code is ExitCode.INTERRUPTED:
-            # A terminal shows ^C where the person typed it.
-            sys.stderr.write(f"\n{error.sentence}\n" if sys.stderr.isatty() else f"{error.sentence}\n")
-        else:
-            sys.stderr.write(f"error: {error.sentence}\n")
+        # The exit code still says that it failed if nobody reads why.
+        try:
+            _say(error)
+        except BrokenPipeError:
+            _write_nowhere()
         sys.exit(int(error.code))
-    except BrokenPipeError:
-        # The reader of our output is gone (`| head`), which is not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(0)
+
+
+def _say(error: CommandFailed) -> None:
+    if json_requested():
+        print_json({"error": error.sentence, "exit_code": int(error.code)})
+        return
+    if error.code is ExitCode.INTERRUPTED:
+        # A terminal shows ^C where the person typed it.
+        sys.stderr.write(f"\n{error.sentence}\n" if sys.stderr.isatty() else f"{error.sentence}\n")
+    else:
+        sys.stderr.write(f"error: {error.sentence}\n")
+    sys.stderr.flush()
+
+
+def _write_nowhere() -> None:
+    """Python writes what is left at its end, and would complain again that nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
