@@ -88,8 +88,10 @@ def head_of(**tables):
     return JobSpec.model_validate({"name": "desk", "labels": ["a", "b"], "model": model, **tables})
 
 
-# The data sets whose trials the constants of a head come from. Others are measured, and nothing is promised of them.
+# The data sets whose trials the constants of a head come from.
 CHOSEN_ON = {"trec", "banking77", "sst2", "csabstruct"}
+# It had no part in the choice. Others are measured, and nothing is promised of them.
+NEVER_SEEN = {"ag_news"}
 
 
 def test_a_head_is_within_two_points_of_the_best_of_the_search():
@@ -104,7 +106,7 @@ def test_a_head_is_within_two_points_of_the_best_of_the_search():
         key = (case["dataset"], case["members"], case["method"], case["epsilon"])
         cells.setdefault(key, {}).setdefault(case["of"], {})[row["seed"]] = row
     measured, propose = {key[0] for key in cells}, cache(recipe_by_rule)
-    assert measured == CHOSEN_ON | {cell.dataset for cell in HELD_OUT}
+    assert measured == CHOSEN_ON | NEVER_SEEN | {cell.dataset for cell in HELD_OUT}
     bounded = 0
     for cell, trial in best_trials(read_lines(RESULTS / "frontier_search.jsonl")).items():
         key = (cell.dataset, cell.members, cell.method, cell.epsilon)
@@ -116,11 +118,11 @@ def test_a_head_is_within_two_points_of_the_best_of_the_search():
             proposed = propose(rule[seed]["labels"], rule[seed]["examples"], cell.members, cell.epsilon)
             assert rule[seed]["recipe"] == proposed.as_json(), f"the benchmark has not measured {proposed} on {key}"
             assert best[seed]["recipe"] == trial["case"]["recipe"], f"the best of the search is not measured on {key}"
-        if cell.dataset in CHOSEN_ON:
+        if cell.dataset in CHOSEN_ON | NEVER_SEEN:
             bounded += 1
             behind = statistics.mean(best[seed]["value"] - rule[seed]["value"] for seed in SEEDS)
             assert round(behind, 5) <= WITHIN, (key, behind)
-    assert bounded == 80
+    assert bounded == 100
 
 
 @pytest.mark.parametrize("labels", [2, 20, 77, 150])
