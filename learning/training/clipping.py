@@ -122,7 +122,7 @@ _ALONE_ON_THE_CPU = 1e-4
 _ALONE_ELSEWHERE = 2e-3
 
 # Layers whose gradient is a sum over positions, so that rows can be laid side by side.
-_SUMS_OVER_POSITIONS = (nn.Linear, nn.Embedding, nn.LayerNorm, LSTM)
+_SUMS_OVER_POSITIONS = (nn.Linear, FrozenLinear, nn.Embedding, nn.LayerNorm, LSTM)
 # The part of sum_t |x_t| |g_t| that counts in the norm, squared.
 _CANCELLATION = 2.0**-20
 # The largest x, or weighted g, of an example that adds anything.
