@@ -212,7 +212,8 @@ def _unread() -> Iterator[None]:
     except BrokenPipeError as error:
         # The same error comes from a connection that its other side has closed.
         watched = select.poll()
-        watched.register(sys.stdout, 0)
+        for stream in (sys.stdout, sys.stderr):
+            watched.register(stream, 0)
         if not watched.poll(0):
             raise CommandFailed(
                 "the other side of a connection closed it before everything was written; try again",

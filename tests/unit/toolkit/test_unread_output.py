@@ -11,6 +11,7 @@ from toolkit.console import ExitCode
 
 PROGRAM = textwrap.dedent("""
     import socket
+    import sys
 
     from toolkit.console import ExitCode, fail, print_json, program, run_app
 
@@ -21,6 +22,10 @@ PROGRAM = textwrap.dedent("""
         # More than a pipe holds.
         for _ in range(20_000):
             print_json({"a": "line"})
+
+    @app.command()
+    def shows() -> None:
+        print("progress", file=sys.stderr, flush=True)
 
     @app.command()
     def connects() -> None:
@@ -56,8 +61,9 @@ def without_a_reader(stream: str, *words: str) -> tuple[int, str]:
     return ended.returncode, getattr(ended, other)
 
 
-def test_a_command_whose_reader_has_gone_is_no_failure():
-    assert without_a_reader("stdout", "works") == (ExitCode.OK, "")
+@pytest.mark.parametrize(("stream", "word"), [("stdout", "works"), ("stderr", "shows")])
+def test_a_command_whose_reader_has_gone_is_no_failure(stream, word):
+    assert without_a_reader(stream, word) == (ExitCode.OK, "")
 
 
 def test_a_connection_that_breaks_is_a_failure():
