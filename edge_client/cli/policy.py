@@ -218,12 +218,14 @@ def _conditions(policy: "Policy", device: str | None) -> "Conditions":
     every = type(policy).model_fields["devices"].default
     if device is None and set(policy.devices) != set(every):
         # Only such a policy is worth the seconds that torch takes to find the devices.
-        from learning.training.device import pick_device
+        from learning.training.device import DeviceUnavailable, pick_device
 
         try:
             device = pick_device()
         except ImportError:
             device = None
+        except DeviceUnavailable as error:
+            fail(str(error), ExitCode.USAGE)
     return read_conditions(device)
 
 

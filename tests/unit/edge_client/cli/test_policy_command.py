@@ -228,6 +228,14 @@ def test_now_checks_this_machine(place):
     assert run(place, "check", place / "job.toml", "--now", "--device", "cpu")[0] == ExitCode.REFUSED
 
 
+def test_now_says_what_keeps_a_member_from_starting(place, monkeypatch):
+    policy(place, 'devices = ["cuda"]\n')
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    code, output = run(place, "check", place / "job.toml", "--now")
+    assert code == ExitCode.USAGE
+    assert "ONEDNN_DEFAULT_FPMATH_MODE=BF16" in output
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
