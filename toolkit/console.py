@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -152,7 +151,7 @@ def _import_help() -> None:
             sys.modules[name] = module  # type: ignore[assignment]
             placed.append(name)
     try:
-        import_module("typer.rich_utils")
+        import typer.rich_utils  # noqa: F401  typer finds it here
     finally:
         for name in placed:
             del sys.modules[name]
