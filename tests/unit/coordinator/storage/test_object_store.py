@@ -111,14 +111,14 @@ def test_a_large_blob_travels_in_parts_that_are_repeated(store, bad, server, tmp
         each.path.rpartition("&")[2] for each in bad.asked if each.method == "PUT"
     }
     assert elsewhere(store, tmp_path).get(digest) == large
-    assert server.uploads == 0
+    assert server.uploads(store._bucket.place.prefix) == 0
 
 
 def test_an_upload_that_fails_is_given_up_and_shows_nothing(store, bad, server, large):
     bad.refuse("PUT", 403, "AccessDenied", pattern="partNumber=2")
     with pytest.raises(StoreUnusable, match="s3:PutObject"):
         store.put(large)
-    assert (server.uploads, server.keys(store._bucket.place.prefix)) == (0, [])
+    assert (server.uploads(store._bucket.place.prefix), server.keys(store._bucket.place.prefix)) == (0, [])
 
 
 def test_a_completion_whose_answer_was_lost_counts(store, bad, server, tmp_path, large):
@@ -160,14 +160,14 @@ def test_a_process_killed_in_the_middle_of_its_parts_shows_nothing_and_goes_on(s
     process.kill()
     process.wait(60)
     bad.heal()
-    assert (store.has(digest), server.uploads) == (False, 1)
+    assert (store.has(digest), server.uploads(store._bucket.place.prefix)) == (False, 1)
     # All bytes had arrived here, so that nobody sends them again.
     again = ObjectStore(store._bucket, tmp_path, 10**9)
     assert again.received(digest) == len(data)
     again.incoming(digest, len(data)).finish()
     assert elsewhere(store, tmp_path).get(digest) == data
     assert store._bucket.abort_uploads(time.time()) == 1
-    assert server.uploads == 0
+    assert server.uploads(store._bucket.place.prefix) == 0
 
 
 def test_a_large_copy_is_made_in_parts(store, server, tmp_path, large, monkeypatch):
@@ -339,7 +339,7 @@ def test_a_removed_blob_is_gone_from_this_machine_too(store, server, tmp_path):
 
 def test_a_good_store_is_checked_and_left_as_it_was(store, server):
     assert store.check() == []
-    assert (server.keys(store._bucket.place.prefix), server.uploads) == ([], 0)
+    assert (server.keys(store._bucket.place.prefix), server.uploads(store._bucket.place.prefix)) == ([], 0)
 
 
 def test_a_missing_bucket_is_a_sentence(bad, tmp_path):
