@@ -335,6 +335,12 @@ INSTRUMENTS = (
     Instrument("lease_active", "gauge", "1 if this coordinator is the active one, 0 if it stands by.", ""),
     Instrument("lease_fence", "gauge", "Number of the lease, which grows with each takeover; 0 on SQLite.", ""),
     Instrument(
+        "lease_read_timestamp_seconds",
+        "gauge",
+        "When this standby last read the lease; 0 if it is active.",
+        "seconds since 1970",
+    ),
+    Instrument(
         "workers",
         "gauge",
         "Worker processes that accept members' connections; 0 if the main process does.",
@@ -756,6 +762,10 @@ class Metrics:
         """Sets whether this coordinator is the active one, and the number of the present lease."""
         self._of.set("lease_active", int(active))
         self._of.set("lease_fence", fence)
+
+    def lease_read(self, at: float) -> None:
+        """Sets when this standby last read the lease, in seconds since 1970."""
+        self._of.set("lease_read_timestamp_seconds", at)
 
     def store_failed(self) -> None:
         """Counts a blob or spool that could not be written or read, a damaged blob, or a sum that did not open."""

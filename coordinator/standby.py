@@ -34,6 +34,7 @@ from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.metrics import Metrics
 from coordinator.pki import authority_passphrase
 from coordinator.services.credentials import (
+    certificate_end,
     enrolment_credentials,
     federation_credentials,
     refresh_server_certificate,
@@ -162,7 +163,7 @@ async def _stand_by(
 ) -> Held | None:
     """Serves refusals until the lease is taken (returned) or `stop` is set (None). `stack` ends the serving."""
     metrics = Metrics(__version__)
-    await asyncio.to_thread(_refresh, folder, config)
+    await asyncio.to_thread(_refresh, folder, config, metrics)
     sentence = ""
 
     def told(lease: Lease) -> None:
@@ -171,6 +172,7 @@ async def _stand_by(
         sentence = f"this coordinator stands by for another one{where}; try again there"
         metrics.lease(active=False, fence=lease.fence)
 
+    metrics.lease_read(time.time())
     told(seen)
     room = WaitingRoom()
     await _listen(folder, config, metrics, stack, lambda: sentence, room)
@@ -188,6 +190,7 @@ async def _stand_by(
             failed = str(error)
             continue
         failed = ""
+        metrics.lease_read(time.time())
         if isinstance(found, Held):
             sentence = "this coordinator is about to serve; try again in a moment"
             room.open()
@@ -199,29 +202,30 @@ async def _stand_by(
         elif time.monotonic() - renewed > _DOUBT_SECONDS:
             room.open()
         if time.monotonic() > due:
-            due = time.monotonic() + await _next_refresh(folder, config)
+            due = time.monotonic() + await _next_refresh(folder, config, metrics)
     return None
 
 
-async def _next_refresh(folder: CoordinatorFolder, config: CoordinatorConfig) -> float:
+async def _next_refresh(folder: CoordinatorFolder, config: CoordinatorConfig, metrics: Metrics) -> float:
     """Renews the server's certificate if it must be. Returns in how many seconds to do so again.
 
     If it fails, as while `authority/` is copied from another machine, the present certificate serves on: a standby must
     be there when it is needed.
     """
     try:
-        await asyncio.to_thread(_refresh, folder, config)
+        await asyncio.to_thread(_refresh, folder, config, metrics)
     except Exception as error:  # noqa: BLE001  whatever it is, the lease matters more
         log.error("server_certificate_not_renewed", error=str(error))
         return _CERTIFICATE_AGAIN_SECONDS
     return _CERTIFICATE_SECONDS
 
 
-def _refresh(folder: CoordinatorFolder, config: CoordinatorConfig) -> None:
+def _refresh(folder: CoordinatorFolder, config: CoordinatorConfig, metrics: Metrics) -> None:
     now = datetime.now(UTC)
     passphrase = authority_passphrase(os.environ)
     book = load_authorities(folder, now=now, passphrase=passphrase, elsewhere=config.authority_elsewhere)
     refresh_server_certificate(folder, config, book.serving, now)
+    metrics.certificate_expires("server", certificate_end(folder.server_certificate))
 
 
 async def _listen(

@@ -13,7 +13,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 
 import structlog
 
@@ -22,11 +21,10 @@ from coordinator.config import CoordinatorConfig, CoordinatorFolder
 from coordinator.metrics import Metrics
 from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
 from coordinator.runtime import Runtime
-from coordinator.services.credentials import refresh_server_certificate
+from coordinator.services.credentials import certificate_end, refresh_server_certificate
 from coordinator.services.operators import end_over
 from coordinator.storage import mark, records
 from coordinator.storage.journal import newest_of
-from tacit.certificates import certificate_from_pem
 from tacit.messages import AuthoritiesChanged
 
 __all__ = ["Upkeep"]
@@ -172,7 +170,7 @@ class Upkeep:
         else:
             if made:
                 log.info("server_certificate_renewed")
-        self._metrics.certificate_expires("server", _end(self._folder.server_certificate))
+        self._metrics.certificate_expires("server", certificate_end(self._folder.server_certificate))
         self._metrics.certificate_expires("authority", book.serving.certificate.not_valid_after_utc.timestamp())
         if book.issuing != book.serving:
             end = book.issuing.certificate.not_valid_after_utc.timestamp()
@@ -221,8 +219,3 @@ class Upkeep:
         self._metrics.member_certificates(expires)
         if (stored := await self._runtime.store.apart.run(self._runtime.store.measure)) is not None:
             self._metrics.store_holds(*stored)
-
-
-def _end(path: Path) -> float:
-    """Returns when the first certificate in a file ends, in seconds since 1970."""
-    return certificate_from_pem(path.read_bytes()).not_valid_after_utc.timestamp()

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cryptography import x509
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SERVER_NAME",
+    "certificate_end",
     "enrolment_credentials",
     "federation_credentials",
     "is_trusted",
@@ -277,6 +279,11 @@ def refresh_server_certificate(
         return _make_server_certificate(folder, config, authority, now)
     finally:
         os.close(lock)
+
+
+def certificate_end(path: Path) -> float:
+    """Returns when the first certificate in a file ends, in seconds since 1970."""
+    return certificate_from_pem(path.read_bytes()).not_valid_after_utc.timestamp()
 
 
 def _make_server_certificate(

@@ -321,6 +321,7 @@ class Agent:
         self._stalled: dict[str, Reason] = {}
         self._declined: dict[str, str] = {}
         self._finished = asyncio.Event()
+        self._reporting = asyncio.Lock()
 
     async def run(self) -> None:
         """Runs until cancelled or, with `until_finished`, until every job is over.
@@ -351,11 +352,14 @@ class Agent:
                     )
                 )
             )
+        # Not one of the tasks whose end ends the member.
+        figures = asyncio.create_task(self._show_figures())
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
+            figures.cancel()
             # An effect that is under way ends first, and may begin a task: a charge, an upload.
             while tasks:
                 for task in tasks:
@@ -363,6 +367,7 @@ class Agent:
                 await asyncio.gather(*tasks, return_exceptions=True)
                 begun = (*self._preparing.values(), *self._uploads.values(), *self._rosters.values(), *self._keeping)
                 tasks = [task for task in begun if not task.done()]
+            await asyncio.gather(figures, return_exceptions=True)
         if self._stalled:
             raise JobsUnfinished(" ".join(self._unfinished(job) for job in sorted(self._stalled)))
 
@@ -643,8 +648,7 @@ class Agent:
             return
         write = self._budget.writer.run
         try:
-            statement = await write(self._budget.statement, assignment.job)
-            report = await asyncio.to_thread(self._read, statement)
+            report = await self._report(assignment.job)
             update = await asyncio.to_thread(_digest_of, preparation)
             standing = None if self._desk is None else await write(self._desk.standing, preparation.job)
             # The writer's thread completes a call before a cancellation takes effect, which is here.
@@ -683,6 +687,19 @@ class Agent:
             m.Prepared(assignment, preparation.job, report, self._budget.counter, update, approvals)
         )
         await self._let_go(assignment.job, older)
+
+    async def _show_figures(self) -> None:
+        """Shows the member's figures once, so that they are there before its first round."""
+        try:
+            await self._report("")
+        except Exception as error:
+            log.error("report_failed", error=str(error), exc_info=error)
+
+    async def _report(self, job: str) -> PrivacyReport | None:
+        # One after another, so that no older figures are shown after newer ones.
+        async with self._reporting:
+            statement = await self._budget.writer.run(self._budget.statement, job)
+            return await asyncio.to_thread(self._read, statement)
 
     def _read(self, statement: Statement) -> PrivacyReport | None:
         """Shows the member's figures, and returns what the coordinator is told of them. Runs in a thread."""

@@ -214,6 +214,60 @@ def test_an_update_whose_member_is_told_to_stop_while_it_is_reported_is_given_ba
     assert budget._ledger.reservation(reserved.reservation).released is not None
 
 
+def test_a_member_that_starts_again_shows_what_it_has_spent_before_any_round(budget):
+    budget.charge(ATTEMPT, reserve(budget))
+    shown, seen = [], threading.Event()
+
+    def show(figures):
+        shown.append(figures)
+        seen.set()
+
+    async def forever():
+        await asyncio.Event().wait()
+
+    async def run():
+        made = agent_of(budget)
+        made._observer = SimpleNamespace(privacy=show)
+        made._link = SimpleNamespace(run=forever)
+        task = asyncio.create_task(made.run())
+        await reached(seen)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert shown == [budget.statement("questions").figures()]
+    assert 0 < shown[0].share_left < 1
+
+
+def test_a_report_never_shows_older_figures_after_newer_ones(budget):
+    """The first figures may take seconds, in which a round is prepared."""
+    shown, counting, go, newer = [], threading.Event(), threading.Event(), threading.Event()
+
+    def show(figures):
+        if not counting.is_set():
+            counting.set()
+            assert go.wait(SECONDS)
+        else:
+            newer.set()
+        shown.append(figures.epsilon)
+
+    async def run():
+        made = agent_of(budget)
+        made._observer = SimpleNamespace(privacy=show)
+        first = asyncio.create_task(made._show_figures())
+        await reached(counting)
+        await budget.writer.run(budget.charge, ATTEMPT, reserve(budget))
+        second = asyncio.create_task(made._report("questions"))
+        # What could overtake it has a second to do so.
+        await asyncio.to_thread(newer.wait, 1)
+        go.set()
+        await asyncio.gather(first, second)
+
+    asyncio.run(run())
+    assert shown == sorted(shown)
+    assert len(set(shown)) == 2
+
+
 def test_a_charge_that_is_cancelled_is_made_once(budget):
     held = reserve(budget)
     disk = SlowDisk(budget)
