@@ -8,6 +8,7 @@ split and steps are the product's (`benchmarks.library.simulation`).
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from learning.text.turns import Dialogue
 from simulation.virtual_members import SeededRandom
 from tacit.job import JobSpec
 from tests.support.small_writer import MATRICES, losses_of, places, saved_small_writer
+from tests.support.trained_once import TrainedOnce
 
 torch.set_num_threads(1)
 
@@ -44,7 +46,7 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         saved_small_writer(folder / "model")
-        self.folder, self.made = folder, {}
+        self.folder, self.made, self.kept = folder, {}, {}
         *_, last = federate(self.job(ONE_SUM), [Member(rows) for rows in HELD], BEFORE, SeededRandom("start"))
         self.start = last.values
 
@@ -79,7 +81,7 @@ class Federation:
         members = [
             Member([*rows, *LIES[:lies]], software=partial(Scaled, factor=factor, epochs=epochs, says=ROWS))
             if place in liars
-            else Member(rows)
+            else Member(rows, software=partial(TrainedOnce, kept=self.kept))
             for place, rows in enumerate(HELD)
         ]
         corpora, random, values, seen = corpora_of(job, members), SeededRandom("attacked"), self.start, []
@@ -114,6 +116,19 @@ def unharmed(federation):
     """The same training without an attacker."""
     answers, _ = federation.goes_on(ONE_SUM)
     return answers
+
+
+def test_what_an_honest_member_keeps_is_what_it_would_train_again(federation):
+    job, kept = federation.job(ONE_SUM), {}
+
+    def version(**software):
+        members = [Member(rows, **software) for rows in HELD[:3]]
+        return play_round(job, federation.start, members, corpora_of(job, members), 1, SeededRandom("kept")).values
+
+    trained = version()
+    for _ in range(2):
+        assert np.array_equal(version(software=partial(TrainedOnce, kept=kept)), trained)
+        assert len(kept) == 3
 
 
 def test_members_learn_to_write_together_and_say_no_lie_before_anybody_lies(federation, unharmed):
