@@ -237,10 +237,11 @@ def make(
         allow_missing: go on if the store has lost or damaged a blob, and list it as missing.
 
     Raises:
-        BackupRefused: the folder cannot be used, or a blob is missing.
+        BackupRefused: the folder cannot be used or is another federation's, or a blob is missing.
         DatabaseUnusable: the database cannot be read.
     """
     with _writing(folder), store.unpruned(), store_work(url, alone=False):
+        _check_owner(folder, federation)
         with snapshot.of_database(url) as connection:
             revision = snapshot.revision_of(connection)
             if revision is None:
@@ -289,6 +290,19 @@ def _manifest(**fields: Any) -> BackupManifest:
         return BackupManifest(**fields)
     except ValidationError as error:
         raise BackupRefused(f"a backup cannot hold all of this: {sentence_of(error)}") from error
+
+
+def _check_owner(folder: Path, federation: bytes) -> None:
+    """Refuses a folder of another federation: `keep` counts all snapshots, so each would push out the other's."""
+    for path in reversed(_in_order(folder)):
+        with contextlib.suppress(BackupDamaged):
+            other = _read(path).manifest.federation
+            if other != federation:
+                raise BackupRefused(
+                    f"{folder} holds backups of federation {other.hex()[:16]}, and this is federation "
+                    f"{federation.hex()[:16]}; name another folder"
+                )
+            return
 
 
 @contextlib.contextmanager

@@ -327,6 +327,20 @@ def test_a_folder_with_other_files_is_left_alone(filled, store, folder):
     assert [path.name for path in folder.iterdir()] == ["letters.txt"]
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_folder_of_another_federation_is_left_alone(filled, store, folder, damaged):
+    """Both would count for `keep`, and the backups of one would push out those of the other."""
+    make(filled, store, folder, keep=1)
+    if damaged:
+        # The newest one that can be read says whose folder it is.
+        make(filled, store, folder, keep=2, now_ms=MADE_MS + 1).snapshot.path.write_bytes(b"{}")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(BackupRefused, match=rf"backups of federation {FEDERATION.hex()[:16]}, and .* another folder"):
+        make(filled, store, folder, keep=1, federation=b"o" * 32)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    make(filled, store, folder)
+
+
 def test_two_backups_cannot_write_one_folder_at_once(filled, store, folder, monkeypatch):
     inside, go_on = threading.Event(), threading.Event()
     real = backup._head
