@@ -17,7 +17,7 @@ from benchmarks.generation.measuring import exposure_of, extracted_of, token_fig
 from benchmarks.generation.report import PAGE
 from benchmarks.generation.sharing import run_shared
 from benchmarks.generation.training import Planned, Recipe, Trained, job_of, multiplier_at, start_of
-from benchmarks.library.record import SHARED, Figure, open_results
+from benchmarks.library.record import RESULTS, SHARED, Figure, open_results, read_lines
 from benchmarks.library.simulation import backbone_of
 from learning.auditing.exposure import make_canaries
 from learning.models.assembly import NOTHING, whole_writer
@@ -89,6 +89,18 @@ def test_the_recipes_of_a_cell_fit_its_data() -> None:
             assert COPIES % recipe.rounds == 0 or cell.epsilon is not None
             # The goals' lot.
             assert cell.epsilon is None or recipe.lot >= 64
+
+
+@with_data
+@pytest.mark.parametrize("method", ["lora", "ffa-lora", "centralised"])
+def test_medquads_rates_are_those_that_e2es_rows_chose(method) -> None:
+    tried = [
+        (line["value"], line["case"]["recipe"]["learning_rate"])
+        for line in read_lines(RESULTS / "generation_search.jsonl")
+        if line.get("case", {}).get("dataset") == "e2e_nlg" and line["case"]["method"] == method
+    ]
+    assert len(tried) == 2
+    assert [each.learning_rate for each in recipes_of(Cell("medquad", method))] == [min(tried)[1]]
 
 
 def test_a_smaller_epsilon_and_more_steps_need_more_noise() -> None:
