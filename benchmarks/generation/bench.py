@@ -109,7 +109,9 @@ def recipes_of(cell: Cell) -> list[Recipe]:
     # One recipe. At the start, the clipped gradients of 30 validation rows of E2E have a mean of norm 0.6. A step of
     # norm 1 along it still lowers the loss of others, and one of 3 does not: so the first step is 0.4 x 0.6.
     noised = Recipe(0.4, rank=1, optimiser="sgd", rounds=4, steps=3)
-    return [replace(noised, learning_rate=0.1)] if cell.method == "prompt" else [noised]
+    # The mean for a prefix has the same norm. On 60 other validation rows a step of norm 2.3 lowers the loss most, from
+    # 2.56 to 2.06 nats, and one of 9 raises it: so the first step is 1.0 x 0.6.
+    return [replace(noised, learning_rate=1.0)] if cell.method == "prompt" else [noised]
 
 
 @dataclass(frozen=True)
