@@ -151,7 +151,7 @@ def _import_help() -> None:
             sys.modules[name] = module  # type: ignore[assignment]
             placed.append(name)
     try:
-        import typer.rich_utils  # noqa: F401  typer finds it here
+        import typer.rich_utils  # noqa: F401  for sys.modules, where typer finds it
     finally:
         for name in placed:
             del sys.modules[name]

@@ -1,8 +1,8 @@
 """A cell of the benchmark of models that write: its recipes, its training and its figures.
 
 The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. With noise
-there is one, so an epsilon covers all that the members' rows decide. For MedQuAD's members together there is one, too,
-since such a training takes an hour of a core.
+there is one, so an epsilon covers all that the members' rows decide. LoRA of all of MedQuAD's members has one, too:
+such a training takes an hour of a core.
 """
 
 import hashlib
