@@ -45,10 +45,6 @@ def metrics(monkeypatch):
     return kept
 
 
-def value_of(metrics, name, labels=None):
-    return metrics.registry.get_sample_value(f"tacit_coordinator_{name}", labels or {})
-
-
 def active(config):
     held = Candidate(config.database_url, "first:7441").take(lambda why: None)
     assert isinstance(held, Held)
@@ -76,7 +72,7 @@ def test_a_standby_that_does_not_reach_the_database_shows_since_when(postgres, p
     first = active(config)
 
     def read():
-        return value_of(metrics[0], "lease_read_timestamp_seconds")
+        return metrics[0].value("lease_read_timestamp_seconds")
 
     async def run():
         async with AsyncExitStack() as stack:
@@ -121,7 +117,7 @@ def test_a_standby_outlives_a_renewal_of_its_certificate_that_fails(place, metri
                 await until(lambda: said("relay_started") or waiting.done())
                 assert not waiting.done()
                 end = certificate_end(folder.server_certificate)
-                assert value_of(metrics[0], "certificate_expires_timestamp_seconds", {"kind": "server"}) == end
+                assert metrics[0].value("certificate_expires_timestamp_seconds", kind="server") == end
                 folder.authorities.write_bytes(b"{")
                 folder.server_certificate.unlink()
                 await until(lambda: said("server_certificate_not_renewed") or waiting.done())
