@@ -26,8 +26,10 @@ __all__ = ["BlobCache", "CertificateCache", "Pin"]
 
 # One backbone of the largest size, and others beside it.
 _MAX_BYTES = 68 * 1024**3
-# The part of the disk that stays free under the default bound.
+# What stays free under the default bound: this part of the disk, and no more than this many bytes. A tenth of a large
+# disk is more than most members have left on it, and a small backbone takes nothing from anybody there.
 _FREE_PART = 10
+_MAX_FREE_BYTES = 4 * 1024**3
 # The bound for certificates. At the usual 1.2 KB, those of fifty thousand members fit.
 _MAX_CERTIFICATES_BYTES = 64 * 1024**2
 _PIN = ".pin"
@@ -41,7 +43,8 @@ class BlobCache:
 
         Args:
             folder: The folder.
-            max_bytes: The most that `trim` leaves. None: 68 GiB, and a tenth of the disk stays free.
+            max_bytes: The most that `trim` leaves. None: 68 GiB, and a tenth of the disk stays free, or 4 GiB
+                of a large one.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
@@ -69,7 +72,8 @@ class BlobCache:
             return self._given
         disk = shutil.disk_usage(self._folder)
         held = sum(size for _, size, _ in self._files())
-        return max(0, min(_MAX_BYTES, held + disk.free - disk.total // _FREE_PART))
+        kept_free = min(disk.total // _FREE_PART, _MAX_FREE_BYTES)
+        return max(0, min(_MAX_BYTES, held + disk.free - kept_free))
 
     @contextlib.contextmanager
     def room(self, digest: bytes, size: int) -> Iterator[Path]:

@@ -2,6 +2,10 @@
 
 import hashlib
 import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
 
 from edge_client.downloads.cache import BlobCache, CertificateCache
 
@@ -41,6 +45,30 @@ def test_a_file_that_vanishes_during_a_trim_does_not_stop_it(tmp_path):
     cache.trim()
     assert new in kept(tmp_path)
     assert old not in kept(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "holds"),
+    [
+        # A small disk keeps a tenth free, a large one 4 GiB: a member with a tenth of it left can still take part.
+        (20, 3, 1),
+        (20, 2, 0),
+        (20, 1, 0),
+        (250, 24, 20),
+        (250, 4, 0),
+        (4000, 4000, 68),
+    ],
+)
+def test_the_default_bound_leaves_room_for_other_programs(tmp_path, monkeypatch, total, free, holds):
+    """All in GiB."""
+    disk = SimpleNamespace(total=total * 2**30, free=free * 2**30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+    cache = BlobCache(tmp_path)
+    assert cache.max_bytes == holds * 2**30
+    # What the cache holds already is not what other programs need.
+    (tmp_path / bytes(32).hex()).write_bytes(b"h" * 4096)
+    if 0 < holds < 68:
+        assert cache.max_bytes == holds * 2**30 + 4096
 
 
 def test_a_blob_that_cannot_fit_costs_no_other_its_place(tmp_path):
