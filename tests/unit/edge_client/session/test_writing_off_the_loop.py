@@ -73,7 +73,8 @@ def reserve(budget):
 
 def agent_of(budget, journal=None, **more):
     journal = journal or SimpleNamespace(memory=lambda: Memory({}))
-    return Agent(None, SimpleNamespace(random=None), journal, None, budget, SimpleNamespace(), None, **more)
+    observer = SimpleNamespace(privacy=lambda figures: None)
+    return Agent(None, SimpleNamespace(random=None), journal, None, budget, observer, None, **more)
 
 
 def test_the_session_goes_on_while_a_charge_waits_for_the_disk_and_nothing_is_encoded_before(budget):
@@ -201,7 +202,6 @@ def test_an_update_whose_member_is_told_to_stop_while_it_is_reported_is_given_ba
     async def run():
         made = agent_of(budget, desk=SimpleNamespace(standing=standing))
         made._preparer = SimpleNamespace(prepare=prepare)
-        made._observer = SimpleNamespace(privacy=lambda figures: None)
         task = asyncio.create_task(made._prepare(ASSIGNMENT))
         await reached(looked)
         task.cancel()
@@ -355,7 +355,11 @@ def test_a_cancellation_and_a_deadline_during_one_call_both_strike():
 
 
 def test_an_agent_that_stops_in_a_charge_leaves_no_upload(budget, monkeypatch):
+    over = threading.Event()
+
     def encode(*_):
+        # The upload does not end by itself before the agent has stopped.
+        over.wait(SECONDS)
         raise MemoryError
 
     update = Update(np.zeros(4, np.float32), 10, 1.0, 5, 10)
@@ -377,6 +381,7 @@ def test_an_agent_that_stops_in_a_charge_leaves_no_upload(budget, monkeypatch):
         disk.go.set()
         with pytest.raises(asyncio.CancelledError):
             await running
+        over.set()
         return [task.cancelled() for task in made._uploads.values()]
 
     # A thread may have begun to encode. Nothing is sent of it.
@@ -400,7 +405,6 @@ def test_an_update_that_cannot_be_reported_is_a_failed_preparation(budget, monke
     async def run():
         made = agent_of(budget, desk=SimpleNamespace(standing=fails))
         made._preparer = SimpleNamespace(prepare=prepare)
-        made._observer = SimpleNamespace(privacy=lambda figures: None)
         await made._prepare(ASSIGNMENT)
         return made._held, made._events.get_nowait()
 
