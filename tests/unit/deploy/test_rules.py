@@ -32,7 +32,7 @@ RECORDED = {rule["record"]: rule for rule in rules(*RULES) if "record" in rule}
 
 def promtool(*words):
     done = subprocess.run(
-        (binary("promtool"), *words), cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
+        (binary("promtool"), *words), cwd=FOLDER, capture_output=True, text=True, timeout=300, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
