@@ -2,7 +2,7 @@
 
 Guarantees: the file maps one row of ids, without padding, to the means that torch computes of it, compared on sample
 texts before it is written. It holds no names of files or people, and no metadata of this machine. It has the backbone's
-values and nothing that a job trains: what centres the features stays apart.
+values and nothing that a job trains: what centres the features stays apart. int8 products are exact on every processor.
 """
 
 import tempfile
@@ -84,7 +84,9 @@ def _quantised(model: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tacit-int8-") as scratch:
         whole, small = Path(scratch) / "whole.onnx", Path(scratch) / "small.onnx"
         whole.write_bytes(model)
-        quantize_dynamic(whole, small, weight_type=QuantType.QInt8, per_channel=True)
+        # Weights of 7 bits. Without VNNI an x86-64 processor adds two products of a byte and a weight in 16 bits, and
+        # products of 8-bit weights saturate there: the file would have other features on such a processor.
+        quantize_dynamic(whole, small, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
         proto = onnx.load(small)
     # The tool's name and version are no part of the model.
     del proto.metadata_props[:]

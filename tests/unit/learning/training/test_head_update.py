@@ -291,6 +291,19 @@ def test_a_file_that_is_not_the_encoder_is_never_written(tmp_path, monkeypatch, 
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_for_weights_never_saturate(tmp_path, kind):
+    """Without VNNI, onnxruntime adds the products of two bytes and their weights in 16 bits."""
+    bundled(tmp_path, kind, onnx="int8")
+    graph = onnx.load(tmp_path / "bundle" / "backbone.onnx").graph
+    weights = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    used = [weights[node.input[1]] for node in graph.node if node.op_type == "MatMulInteger"]
+    assert len(used) >= 6
+    for each in used:
+        assert each.dtype == np.int8
+        assert 2 * 255 * np.abs(each.astype(int)).max() < 2**15
+
+
 def test_bytes_for_weights_move_the_features_a_little(tmp_path):
     job = bundled(tmp_path, onnx="int8", mechanism=DP, training=SGD)
     first, second = updates(tmp_path, job)
