@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.generation.data import DATASETS, read_pairs
 from benchmarks.generation.measuring import answers_of, exposure_of, extracted_of, token_figures_of
-from benchmarks.generation.training import Method, Planned, Recipe, Trained, start_of
+from benchmarks.generation.training import Method, Planned, Played, Recipe, Trained, start_of
 from benchmarks.library.record import Figure, Results, device_name
 from export.answer_figures import Estimate
 from learning.accounting.planning import noise_to_signal
@@ -121,7 +121,8 @@ class Bench:
     Args:
         base: the backbone's folder.
         folder: keeps jobs' backbones while cells are measured.
-        versions: keeps trained versions: a chosen trial is not trained again, and answers can be measured later.
+        versions: keeps trained versions: a chosen trial is not trained again, and answers can be measured later. A
+            training that was stopped goes on after its last round.
         until: when to start no further training (monotonic seconds).
         rows: of test and validation at most, for a small case.
         quick: recipes in place of a cell's own, for a small case.
@@ -160,13 +161,11 @@ class Bench:
         if kept.exists():
             with np.load(kept) as found:
                 return planned.with_values(found["values"], found["norms"].tolist(), int(found["seconds"]))
-        began = time.monotonic()
-        made = planned.trained(self.device)
-        made = replace(made, seconds=round(time.monotonic() - began))
         self.versions.mkdir(parents=True, exist_ok=True)
-        half = kept.with_suffix(".part.npz")
-        np.savez(half, values=made.values, norms=np.array(made.lengths), seconds=made.seconds)
-        half.replace(kept)
+        rounds = kept.with_suffix(".rounds.npz")
+        made = planned.trained(self.device, _begun(rounds), lambda played: _save(rounds, **vars(played)))
+        _save(kept, values=made.values, norms=made.lengths, seconds=made.seconds)
+        rounds.unlink(missing_ok=True)
         return made
 
     def recipes(self, cell: Cell) -> list[Recipe]:
@@ -286,6 +285,20 @@ class Bench:
             Figure("exposure", round(found.mean, 4), "bits", more),
             Figure("extracted", sum(said), more={"canaries": len(canaries), "each": [int(each) for each in said]}),
         ]
+
+
+def _begun(path: Path) -> Played | None:
+    if not path.exists():
+        return None
+    with np.load(path) as found:
+        lengths = [(trained, sent) for trained, sent in found["lengths"].tolist()]
+        return Played(int(found["rounds"]), found["values"], lengths, float(found["seconds"]))
+
+
+def _save(path: Path, **arrays: Any) -> None:
+    half = path.with_suffix(".part.npz")
+    np.savez(half, **arrays)
+    half.replace(path)
 
 
 def _noise(made: Trained) -> dict[str, Any]:

@@ -12,7 +12,8 @@ size, each has its own multiplier, as the product lets it.
 """
 
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,18 @@ from tacit.prompt import Generate, Injection, LoRA, PrefixTuning
 if TYPE_CHECKING:
     from export.bundle import JobBundle
 
-__all__ = ["DELTA", "METHODS", "Method", "Planned", "Recipe", "Trained", "job_of", "multiplier_at", "start_of"]
+__all__ = [
+    "DELTA",
+    "METHODS",
+    "Method",
+    "Planned",
+    "Played",
+    "Recipe",
+    "Trained",
+    "job_of",
+    "multiplier_at",
+    "start_of",
+]
 
 Vector = NDArray[np.float32]
 Method = Literal["zero-shot", "local", "lora", "ffa-lora", "prompt", "centralised"]
@@ -90,7 +102,7 @@ class Trained:
         multipliers: The noise multiplier of each member; empty without noise.
         rows: The rows of all members and rounds, counted as often as they were trained on. With noise, as expected.
         lengths: The mean norm of a member's update over its rounds: as trained, and as sent.
-        seconds: Of the processor.
+        seconds: Of its training, by the clock.
     """
 
     bundle: "JobBundle"
@@ -100,6 +112,23 @@ class Trained:
     rows: int = 0
     lengths: tuple[float, float] = (0.0, 0.0)
     seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """How far a training is.
+
+    Attributes:
+        rounds: How many are over.
+        values: The version after them, (d,).
+        lengths: Norms of each member's update in each round, as trained and as sent, (n, 2).
+        seconds: That they took, by the clock.
+    """
+
+    rounds: int
+    values: Vector
+    lengths: Sequence[tuple[float, float]] = ()
+    seconds: float = 0.0
 
 
 @cache
@@ -235,16 +264,21 @@ class Planned:
         sizes = [len(part[0]) for part in self.parts]
         return Trained(self.bundle, values, sizes, self.multipliers, rows, (trained, sent), seconds)
 
-    def trained(self, device: str = "cpu") -> Trained:
+    def trained(
+        self, device: str = "cpu", begun: Played | None = None, keep: Callable[[Played], None] = lambda _: None
+    ) -> Trained:
         """Train all rounds.
 
         Args:
             device: where members train, from `pick_device`.
+            begun: the rounds that are over. The others draw and train as they would have without a break.
+            keep: called after each round.
         """
-        values, lengths = self.bundle.manifest.decode(self.bundle.weights), [(0.0, 0.0)]
+        played = begun or Played(0, self.bundle.manifest.decode(self.bundle.weights))
         own: Sequence[float | None] = self.multipliers or [None] * len(self.parts)
         corpora: list[EncodedExamples] = []
-        for number in range(1, self.recipe.rounds + 1):
+        for number in range(played.rounds + 1, self.recipe.rounds + 1):
+            began, values, lengths = time.monotonic(), played.values, list(played.lengths)
             members = [
                 Member(part[number - 1], OwnNumbers(noise_multiplier=one))
                 for part, one in zip(self.parts, own, strict=True)
@@ -260,8 +294,10 @@ class Planned:
             else:
                 seed = self.seed + number
                 values = alone(self.bundle, values, members[0], corpora[0], number, random, seed=seed, device=device)
-        norms = np.array(lengths[1:] or lengths).mean(axis=0)
-        return self.with_values(values, norms.tolist(), 0)
+            played = Played(number, values, lengths, played.seconds + time.monotonic() - began)
+            keep(played)
+        norms = np.array(played.lengths or [(0.0, 0.0)]).mean(axis=0)
+        return self.with_values(played.values, norms.tolist(), round(played.seconds))
 
 
 def _multiplier(epsilon: float, recipe: Recipe, size: int) -> float:

@@ -186,11 +186,51 @@ def test_training_lowers_the_loss_and_a_version_is_not_trained_twice(base, folde
         next(line for line in results.done(cell.case, 0) if line["figure"] == "loss_per_token") for cell in (zero, lora)
     )
     assert after["high"] < before["low"]
-    monkeypatch.setattr(Planned, "trained", lambda _: pytest.fail("trained again"))
+    monkeypatch.setattr(Planned, "trained", lambda *_: pytest.fail("trained again"))
     again = bench.train(lora, recipe)
     assert token_figures_of(again.bundle, again.values, small_data().test).loss.value == pytest.approx(
         after["value"], abs=1e-4
     )
+
+
+@pytest.mark.parametrize(("method", "epsilon"), [("lora", None), ("centralised", None), ("ffa-lora", 8.0)])
+@pytest.mark.usefixtures("small")
+def test_a_stopped_training_goes_on_after_its_last_round(method, epsilon, base, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(benches, "read_pairs", lambda _name: small_data())
+    results, cell = open_results("generation", quick=True), Cell("small", method, epsilon)
+    whole, stopped = (
+        Bench(results, results, base, folder, tmp_path / name, quick=(RECIPE,)) for name in ("whole", "stopped")
+    )
+    expected = whole.train(cell, RECIPE)
+    inner, played = benches._save, []
+
+    def stop(path, **arrays):
+        inner(path, **arrays)
+        played.append(arrays["rounds"])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(benches, "_save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.train(cell, RECIPE)
+    (half,) = (tmp_path / "stopped").iterdir()
+    begun = []
+
+    def watched(real):
+        def one(*of, **more):
+            begun.append(of[4])
+            return real(*of, **more)
+
+        return one
+
+    for name in ("play_round", "alone"):
+        monkeypatch.setattr(training, name, watched(getattr(training, name)))
+    found = stopped.train(cell, RECIPE)
+    assert (played, begun) == ([1], [2])
+    assert np.array_equal(found.values, expected.values)
+    assert (found.lengths, found.sizes, found.rows) == (expected.lengths, expected.sizes, expected.rows)
+    assert not half.exists()
+    assert len(list((tmp_path / "stopped").iterdir())) == 1
 
 
 @with_data
