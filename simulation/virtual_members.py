@@ -546,9 +546,9 @@ class Crew:
             total += each
         return total
 
-    def train_alone(self, epochs: int) -> None:
-        """Train every member alone."""
-        for _ in self._each("train_alone", [(place, epochs) for place in range(len(self.world.members))]):
+    def train_alone(self, epochs: int, *, places: Sequence[int] | None = None) -> None:
+        """Train every member (or `places`) alone."""
+        for _ in self._each("train_alone", [(place, epochs) for place in self._places(places)]):
             pass
 
     def score(
@@ -561,9 +561,12 @@ class Crew:
         states: Path | None = None,
     ) -> list[dict[tuple[Reading, Part], Score]]:
         """Score every member (or `places`) with these shared parameters and the private ones in `states`."""
-        members = range(len(self.world.members)) if places is None else places
         folder = self.world.states if states is None else states
-        return list(self._each("score", [(place, version, readings, parts, folder) for place in members]))
+        return list(self._each("score", [(each, version, readings, parts, folder) for each in self._places(places)]))
+
+    def _places(self, places: Sequence[int] | None) -> Sequence[int]:
+        """These members, or all of them."""
+        return range(len(self.world.members)) if places is None else places
 
     def _each(self, what: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         if self._engine is not None:

@@ -661,7 +661,8 @@ def federate(
 
 
 def _alone(cell: Cell, crew: Crew, recipe: Recipe, began: float) -> list[Figure]:
-    crew.train_alone(recipe.local_epochs)
+    # Members that share nothing and are not tested change no figure.
+    crew.train_alone(recipe.local_epochs, places=recipe.places)
     trained = time.monotonic() - began
     found = standing(_scores(crew, cell, crew.world.bundle.weights, recipe.places), "left")
     return [

@@ -32,6 +32,8 @@ class BiLSTM(TextClassifier):
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "encoder": "encoder", "output": "head"}
+    # A pass costs as much as 55 to 90 positions.
+    piece_positions = 128
 
     def __init__(self, model: BiLSTMModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> None:
         super().__init__()

@@ -29,8 +29,8 @@ class TextCNN(TextClassifier):
     """
 
     parts: ClassVar[Mapping[str, ModelPart]] = {"embedding": "embedding", "filters": "encoder", "output": "head"}
-    # A pass costs as much as eight short rows, whatever its rows are.
-    piece_rows = 16
+    # A pass costs as much as 45 to 80 positions.
+    piece_positions = 128
 
     def __init__(self, model: TextCNNModel, vocabulary_size: int, labels: int, pad_id: int, seed: int | None) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ __all__ = [
 
 Ids = NDArray[np.int64]
 
-# A batch goes through the model in this many pieces of similar length, each padded to its own longest text. The
+# A batch goes through the model in at most this many pieces of similar length, each padded to its own longest text. The
 # gradient is the sum of the pieces' gradients, so the step is the same with much less padding.
 PIECES = 3
 
@@ -197,7 +197,7 @@ class _Run:
                 batch = order[first : first + recipe.batch]
                 optimiser.zero_grad(set_to_none=True)
                 batch_loss = 0.0
-                for rows in pieces_of(batch, lengths, recipe, self.device, least=module.piece_rows):
+                for rows in pieces_of(batch, lengths, recipe, self.device, least=module.piece_positions):
                     inputs, target = rows_at(module, ids, self.targets, lengths=lengths, rows=rows, device=self.device)
                     losses, right = module.judged(inputs, target, adjusted)
                     loss = losses.sum()
@@ -324,10 +324,16 @@ def all_finite(module: torch.nn.Module) -> bool:
 def pieces_of(chosen: Ids, lengths: Ids, recipe: Training, device: str, *, least: int = 1) -> Iterator[Ids]:
     """The chosen rows by length, for much less padding, in pieces of at most `microbatch` rows (`batch` without it).
 
-    Less padding alone makes no piece of fewer than `least` rows.
+    Args:
+        chosen: (B,) places of rows.
+        lengths: (N,) positions of all rows that are no padding.
+        recipe: bounds the rows of a piece.
+        device: where they are trained. A GPU takes longer for more pieces than for more padding.
+        least: positions of a piece, without padding, that are worth a pass. No piece has fewer on average because of
+            padding alone.
     """
     by_length = chosen[np.argsort(lengths[chosen], kind="stable")]
-    worth = 1 if device == "cuda" else min(PIECES, max(1, len(chosen) // least))
+    worth = 1 if device == "cuda" else min(PIECES, max(1, int(lengths[chosen].sum()) // least))
     count = max(worth, math.ceil(len(chosen) / (recipe.microbatch or recipe.batch)))
     yield from (piece for piece in np.array_split(by_length, count) if len(piece))
 

@@ -199,15 +199,24 @@ def test_pieces_hold_the_batch_by_length() -> None:
     lengths = np.array([9, 1, 5, 3, 7, 2, 8])
     batch = np.array([0, 1, 3, 4, 6])
     recipe = Training(batch=8)
-    pieces = [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cpu")]
-    assert pieces == [[1, 3], [4, 6], [0]]
-    assert [piece.tolist() for piece in local.pieces_of(batch[:2], lengths, recipe, "cpu")] == [[1], [0]]
-    assert [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cuda")] == [[1, 3, 4, 6, 0]]
-    least = [piece.tolist() for piece in local.pieces_of(batch, lengths, recipe, "cpu", least=2)]
-    assert least == [[1, 3, 4], [6, 0]]
-    assert [piece.tolist() for piece in local.pieces_of(batch[:1], lengths, recipe, "cpu", least=2)] == [[0]]
-    two = local.pieces_of(batch, lengths, Training(batch=8, microbatch=2), "cuda")
-    assert [piece.tolist() for piece in two] == [[1, 3], [4, 6], [0]]
+
+    def pieces(*of: Any, **more: Any) -> list[list[int]]:
+        return [piece.tolist() for piece in local.pieces_of(*of, **more)]
+
+    assert pieces(batch, lengths, recipe, "cpu") == [[1, 3], [4, 6], [0]]
+    assert pieces(batch[:2], lengths, recipe, "cpu") == [[1], [0]]
+    assert pieces(batch, lengths, recipe, "cuda") == [[1, 3, 4, 6, 0]]
+    assert pieces(batch, lengths, Training(batch=8, microbatch=2), "cuda") == [[1, 3], [4, 6], [0]]
+
+
+@pytest.mark.parametrize(("least", "count"), [(8, 3), (9, 2), (12, 2), (13, 1), (25, 1)])
+def test_short_rows_share_a_pass(least: int, count: int) -> None:
+    lengths = np.array([9, 1, 5, 3, 7])
+    pieces = list(local.pieces_of(np.arange(5), lengths, Training(batch=8), "cpu", least=least))
+    assert len(pieces) == count
+    assert np.concatenate(pieces).tolist() == [1, 3, 2, 4, 0]
+    # What must fit into memory stays apart all the same.
+    assert len(list(local.pieces_of(np.arange(5), lengths, Training(batch=8, microbatch=1), "cpu", least=least))) == 5
 
 
 def test_the_same_seed_repeats_a_training_and_another_does_not() -> None:
