@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import secure_agg
 from learning.artifacts import LARGEST_WEIGHT
 from learning.backbones.stored import StoredBackbone
-from learning.backbones.subnormals import flushed
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import Protection
@@ -27,6 +26,7 @@ from learning.prompts.features import Reading, features_of, kind_of, unheard
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
 from learning.training.divergence import check_not_diverged
+from learning.training.flushing import flushed_with_torch
 from learning.training.head import HeadTraining, LinearHead
 from learning.training.head_update import head_training, update_of_head
 from learning.training.kept import Kept, head_alone
@@ -45,7 +45,7 @@ __all__ = ["TrainingLost", "train_update"]
 
 # A version could be made in which one word alone leads to numbers that take many times longer, and how long a member
 # takes is seen without noise.
-@flushed()
+@flushed_with_torch()
 def train_update(
     *,
     job: JobDocument,

@@ -7,7 +7,7 @@ memory) counts as the largest loss and a wrong answer.
 """
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from learning.backbones.subnormals import flushed
 from learning.text.corpus import EncodedArrays, EncodedExamples
+from learning.training.flushing import flushed_with_torch
 from learning.training.outcome import TrainingCancelled
 from learning.validation.contribution import by_label, metrics_of, noised
 from secure_agg import RandomSource
@@ -86,30 +87,14 @@ def measure(
         TrainingCancelled: `cancelled` returned True.
     """
     losses, correct = np.full(len(rows.ids), np.inf), np.zeros(len(rows.ids), dtype=np.bool_)
-    with flushed() if isinstance(module, AnswersRows) else _flushing():
+    # Products of subnormal numbers take a processor many times longer. A version could be made so that only a chosen
+    # word has them, and the time until READY would tell whether a row holds it.
+    with flushed() if isinstance(module, AnswersRows) else flushed_with_torch():
         _measure_into(losses, correct, module, rows, device, cancelled)
     of_rows = [units[at] for at in rows.usable.tolist()]
     if labels is None:
         return metrics_of(losses, correct, of_rows, loss_bound, random)
     return by_label(losses, correct, rows.labels, labels, of_rows, loss_bound, random)
-
-
-@contextlib.contextmanager
-def _flushing() -> Iterator[None]:
-    """Subnormal numbers are zero for torch in this thread.
-
-    Their products take a processor many times longer. A version could be made so that only a chosen word has them, and
-    the time until READY would tell whether a row holds it (`learning.backbones.subnormals` does it without torch).
-    """
-    import torch
-
-    flushes = torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        if flushes:
-            # The thread goes on to train, whose updates must not depend on what was measured before.
-            torch.set_flush_denormal(False)
 
 
 def _measure_into(

@@ -1,5 +1,6 @@
 """Measuring a version on rows that are kept back: each row by itself, and no training ever uses one of them."""
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from learning.models.assembly import assembled
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.training import flushing
 from learning.training.local import TrainingCancelled, logits_of
 from learning.training.update import train_update
 from learning.validation import measuring
@@ -47,7 +49,7 @@ def prepared(mechanism, examples, kept_back=None):
     return document, corpus, manifest, manifest.encode(manifest.flatten(arrays))
 
 
-def updated(mechanism, examples, kept_back=None, validation=None, seed="update"):
+def updated(mechanism, examples, kept_back=None, validation=None, seed="update", progress=lambda *_: None):
     document, corpus, manifest, base = prepared(mechanism, examples, kept_back)
     return train_update(
         job=document,
@@ -59,7 +61,7 @@ def updated(mechanism, examples, kept_back=None, validation=None, seed="update")
         random=Seeded(seed),
         seed=5,
         device="cpu",
-        progress=lambda *_: None,
+        progress=progress,
         cancelled=lambda: False,
     )
 
@@ -207,3 +209,20 @@ def test_no_row_takes_longer_for_subnormal_products_and_trainings_are_as_before(
     measure(module, corpus.read(), range(5), 5.0, Seeded("r"), device="cpu", cancelled=lambda: False)
     assert set(seen) == {0.0}
     assert float((tiny * 0.5).sum()) == before
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the register is known", "torch alone has a switch"])
+@pytest.mark.parametrize("mechanism", [DP_SGD, GAUSSIAN, LAPLACE, RING], ids=lambda each: each["name"])
+def test_the_steps_of_a_member_that_measures_take_no_longer_for_subnormal_products(monkeypatch, mechanism, known):
+    if not known:
+        monkeypatch.setattr(flushing, "flushed", contextlib.nullcontext)
+    tiny = torch.full((8,), 2.0e-39)
+    examples, seen = rows_of(count=20), []
+    kept_back = np.arange(20) % 4 == 0
+    units = [unit_of(each) for each in examples]
+    for validation in (None, ValidationData(kept_back, units)):
+        seen.clear()
+        updated(mechanism, examples, kept_back, validation, progress=lambda *_: seen.append(float((tiny * 0.5).sum())))
+        assert seen
+        assert set(seen) == {0.0}
+        assert float((tiny * 0.5).sum()) > 0
