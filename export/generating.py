@@ -1,8 +1,9 @@
 """Writes text with an exported causal model: uses onnxruntime, tokenizers and numpy, never the training stack.
 
 Guarantees: every file is checked against its digest before text is returned; the tokens of a response depend on its own
-dialogue, the sampling and the seed, and with several at once on nothing else but the last digits of float32; a stream
-yields text only once it is certain: whole characters, and nothing that a stop string may begin with.
+dialogue, the sampling, the seed and the dialogue's place, and with several at once on nothing else but the last digits
+of float32; two places share no random numbers; a stream yields text only once it is certain: whole characters, and
+nothing that a stop string may begin with.
 
 Order of a response: the prompt's ids, prefill in pieces of `_PIECE` tokens, then one token a step until the model ends
 the response, a stop string appears, or the limit is reached. The cache's memory is allocated once and written in place.
@@ -72,7 +73,7 @@ class Sampling:
         temperature: what logits are divided by; 0: the token with the largest logit.
         top_k: choose among this many tokens with the largest logits. None: among all.
         top_p: choose among the fewest tokens whose probabilities reach this sum. None: among all.
-        seed: starts the random numbers of each response.
+        seed: of the random numbers, of which each response has its own by its place.
 
     Raises:
         ValueError: a value is out of bounds.
@@ -95,9 +96,12 @@ class Sampling:
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed is {self.seed}; choose one from 0 to 2^64 - 1")
 
-    def random(self) -> np.random.Generator:
-        """The random numbers of one response."""
-        return np.random.Generator(np.random.Philox(self.seed))
+    def random(self, place: int = 0) -> np.random.Generator:
+        """The random numbers of the response at a place among prompts that are answered together, from 0.
+
+        Responses at different places share none: otherwise figures over prompts would be those of one draw.
+        """
+        return np.random.Generator(np.random.Philox(key=np.array([self.seed, place], dtype=np.uint64)))
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
         """(V,) The probability of each token, for a temperature above 0."""
@@ -340,9 +344,10 @@ class _Row:
         limit: int,
         sampling: Sampling,
         stop: Sequence[str],
+        place: int = 0,
     ) -> None:
         self._stream, self._end_ids, self._prompt_tokens = TextStream(decode, stop), end_ids, prompt_tokens
-        self._limit, self._sampling, self._random = limit, sampling, sampling.random()
+        self._limit, self._sampling, self._random = limit, sampling, sampling.random(place)
         self._tokens = self.last = 0
         self._begun = False
         self.ended: Ended | None = None
@@ -517,6 +522,9 @@ class Generator:
     ) -> Iterator[Response]:
         """Writes responses in the order of the dialogues, several at once.
 
+        What is drawn for a prompt depends on the seed and its place among the dialogues, and neither on `batch` nor on
+        the dialogues after it. The first draws what `write` would.
+
         Args:
             dialogues: the prompts.
             sampling, max_new_tokens, stop: as for `write`.
@@ -533,19 +541,22 @@ class Generator:
             except ValueError as error:
                 raise type(error)(f"prompt {number} of {len(dialogues)}: {error}") from error
         for first in range(0, len(prompts), batch):
-            yield from self._together(prompts[first : first + batch], sampling, max_new_tokens, stop, cancelled)
+            these = prompts[first : first + batch]
+            rows = [
+                self._row(ids, sampling, max_new_tokens, stop, place=place)
+                for place, ids in enumerate(these, start=first)
+            ]
+            yield from self._together(rows, these, max_new_tokens, cancelled)
             if cancelled():
                 return
 
     def _together(
         self,
+        rows: Sequence[_Row],
         prompts: Sequence[Sequence[int]],
-        sampling: Sampling | None,
         max_new_tokens: int | None,
-        stop: Sequence[str],
         cancelled: Callable[[], bool],
     ) -> list[Response]:
-        rows = [self._row(ids, sampling, max_new_tokens, stop) for ids in prompts]
         texts = ["" for _ in rows]
         cache = Cache(self._session, self._start, len(rows), self._positions(prompts, max_new_tokens))
         first = []
@@ -569,12 +580,16 @@ class Generator:
             logits = cache.step(np.array([row.last for row in rows], dtype=np.int64))
 
     def _row(
-        self, ids: Sequence[int], sampling: Sampling | None, max_new_tokens: int | None, stop: Sequence[str]
+        self,
+        ids: Sequence[int],
+        sampling: Sampling | None,
+        max_new_tokens: int | None,
+        stop: Sequence[str],
+        *,
+        place: int = 0,
     ) -> _Row:
-        encoder, chosen = self._encoder, sampling or self.sampling
-        return _Row(
-            encoder.decode, frozenset(self.facts.end_ids), len(ids), self._limit(ids, max_new_tokens), chosen, stop
-        )
+        decode, ends, limit = self._encoder.decode, frozenset(self.facts.end_ids), self._limit(ids, max_new_tokens)
+        return _Row(decode, ends, len(ids), limit, sampling or self.sampling, stop, place)
 
     @property
     def sampling(self) -> Sampling:

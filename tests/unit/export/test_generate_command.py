@@ -99,6 +99,21 @@ def test_options_reach_the_model(run: Callable[..., str], bundle: Path) -> None:
     assert run("--bundle", bundle, QUESTION, "--system", "be brief") == f"{answer_of(bundle, said)}\n"
 
 
+def test_rows_of_one_prompt_have_answers_of_their_own(run: Callable[..., str], bundle: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": QUESTION}) + "\n")
+    (first,) = _responses(run("--bundle", bundle, "--file", rows, "--temperature", 1.3, "--json"))
+    assert first == answer_of(bundle, Dialogue.of(QUESTION), Sampling(1.3))
+    rows.write_text((json.dumps({"prompt": QUESTION}) + "\n") * 5)
+    found = _responses(run("--bundle", bundle, "--file", rows, "--temperature", 1.3, "--batch", 2, "--json"))
+    assert found[0] == first
+    assert len(set(found)) == 5
+
+
+def _responses(printed: str) -> list[str]:
+    return [json.loads(line)["response"] for line in printed.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [

@@ -224,12 +224,34 @@ def test_an_end_token_ends_the_response(tmp_path: Path) -> None:
 
 def test_several_at_once_write_what_each_writes_alone(generator: Generator) -> None:
     dialogues = [Dialogue.of(question) for question in (*QUESTIONS, "x", "who is late! " * 5)]
-    for sampling in (Sampling(), Sampling(0.9, 50, 0.95, seed=3)):
-        alone = ["".join(generator.write(each, sampling)) for each in dialogues]
+    greedy = ["".join(generator.write(each, Sampling())) for each in dialogues]
+    drawing = Sampling(0.9, 50, 0.95, seed=3)
+    drawn = [each.text for each in generator.write_all(dialogues, drawing, batch=1)]
+    assert drawn[0] == "".join(generator.write(dialogues[0], drawing))
+    for sampling, alone in ((Sampling(), greedy), (drawing, drawn)):
         assert len(set(alone)) > 1
         for batch in (1, 2, 5):
             together = list(generator.write_all(dialogues, sampling, batch=batch))
             assert [each.text for each in together] == alone
+            # What comes after a prompt changes nothing.
+            assert list(generator.write_all(dialogues[:3], sampling, batch=batch)) == together[:3]
+
+
+def test_each_place_draws_for_itself(generator: Generator) -> None:
+    """With one row of random numbers for all prompts, figures over them were those of one draw."""
+    sampling = Sampling(1.0, seed=3)
+    same = [Dialogue.of(QUESTIONS[0])] * 6
+    assert len({each.text for each in generator.write_all(same, sampling, batch=4)}) == 6
+    # A token of probability 60 %, drawn first or third at each of 200 places: the share's standard deviation is 0.035.
+    logits = np.log(np.array([0.6, 0.4], dtype=np.float32))
+    for step in (0, 2):
+        shares = []
+        for seed in range(50):
+            how = Sampling(1.0, seed=seed)
+            draws = [[how.choose(logits, random) for _ in range(step + 1)] for random in map(how.random, range(200))]
+            shares.append(np.mean([each[step] == 0 for each in draws]))
+        assert 0.55 < np.mean(shares) < 0.65
+        assert 0.02 < np.std(shares) < 0.05
 
 
 def test_a_seed_gives_the_same_response_and_another_seed_another(generator: Generator) -> None:
