@@ -1,13 +1,14 @@
 """Reads checkpoint folders as transformers saves them: tensors by name, and the entries of their vocabulary.
 
 Guarantees: weights are read only from safetensors, since a pickle can run code, and no code from a folder is run. An
-index can name only files of its own folder. Numbers come as float32, whatever their stored type.
+index can name only files of its own folder. Floats of 16, 32 and 64 bits come as float32. Other types are refused: a
+quantised weight is nothing without its scale, which each library stores under another name.
 
 Leaves to others: which tensors and entries they want, and whether these fit together.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +25,9 @@ __all__ = [
     "WEIGHTS",
     "CheckpointInvalid",
     "Entries",
+    "check_left_out",
     "present_name",
+    "read_config",
     "read_entries",
     "read_object",
     "read_shapes",
@@ -39,8 +42,11 @@ _VOCABULARY, _TOKENIZER = "vocab.txt", "tokenizer.json"
 FILES = ("config.json", "*.safetensors", INDEX, _VOCABULARY, "tokenizer*.json")
 
 _PICKLES = {".bin", ".pt", ".pth"}
-# Types that numpy has; torch converts the others.
-_NUMPY_HAS = {"F16", "F32", "F64"}
+# Types whose numbers are the weights. numpy has all but BF16, which torch converts.
+_FLOATS = ("F16", "BF16", "F32", "F64")
+# The keys of config.json that say how a model was quantised; compressed-tensors wrote the second one.
+_QUANTISED = ("quantization_config", "compression_config")
+_ORIGINAL = "use the unquantised original (F16, BF16 or F32)"
 
 
 class CheckpointInvalid(ValueError):
@@ -103,6 +109,43 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Reads config.json; None if it does not exist.
+
+    Raises:
+        CheckpointInvalid: The file has something else, or says that the model is quantised.
+    """
+    path = folder / "config.json"
+    raw = read_object(path)
+    if found := [key for key in _QUANTISED if raw is not None and raw.get(key) is not None]:
+        raise CheckpointInvalid(f"{path} has a {found[0]}: its weights are quantised, which is not read; {_ORIGINAL}")
+    return raw
+
+
+def check_left_out(stored: str, name: str, known: Container[str]) -> None:
+    """Checks that a tensor may be left out, because it is not inside a module whose weight is read.
+
+    There it would change what the weight computes: a scale or zero point of a quantised one, a change of an adapter, or
+    a bias that the config does not have. Poolers, heads, copies of tied tables and buffers are in modules of their own.
+
+    Args:
+        stored: Its stored name, for the sentence.
+        name: Its name, as the known ones are called.
+        known: The names of what is read.
+
+    Raises:
+        CheckpointInvalid: It is inside one.
+    """
+    owner = name
+    while "." in owner:
+        owner = owner.rpartition(".")[0]
+        if f"{owner}.weight" in known:
+            raise CheckpointInvalid(
+                f"the tensor {stored[:120]} belongs to a weight and is not read here, so the model would compute "
+                f"something else; if it is a scale or zero point, {_ORIGINAL}"
+            )
+
+
 def read_tensors(folder: Path, wanted: Callable[[str], str | None]) -> "Iterator[tuple[str, NDArray[np.float32]]]":
     """Yields the wanted tensors one by one, since checkpoints are large.
 
@@ -111,7 +154,8 @@ def read_tensors(folder: Path, wanted: Callable[[str], str | None]) -> "Iterator
         wanted: Maps a tensor's stored name to the name that is returned; None skips it.
 
     Raises:
-        CheckpointInvalid: The folder has no safetensors, lacks one that its index names, or has damaged ones.
+        CheckpointInvalid: The folder has no safetensors, lacks one that its index names, or has damaged ones. A wanted
+            tensor is quantised.
     """
     yield from _each(folder, wanted, _tensor)
 
@@ -158,7 +202,10 @@ def _tensor(path: Path, file: Any, stored: str) -> "NDArray[np.float32]":
     import numpy as np
     from safetensors import safe_open
 
-    if file.get_slice(stored).get_dtype() in _NUMPY_HAS:
+    kind = file.get_slice(stored).get_dtype()
+    if kind not in _FLOATS:
+        raise CheckpointInvalid(f"{path} has {stored[:120]} as {kind}, a quantised type, not read here; {_ORIGINAL}")
+    if kind != "BF16":
         return np.asarray(file.get_tensor(stored), dtype=np.float32)
     with safe_open(path, framework="pt") as tensors:
         tensor: Any = tensors.get_tensor(stored)

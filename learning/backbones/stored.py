@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learning.artifacts import LARGEST_WEIGHT
-from learning.backbones.checkpoint import CheckpointInvalid, present_name, read_object, read_tensors
+from learning.backbones.checkpoint import CheckpointInvalid, check_left_out, present_name, read_config, read_tensors
 from learning.backbones.layout import (
     CAUSAL_FAMILIES,
     FAMILIES,
@@ -79,10 +79,10 @@ def folder_config(folder: Path) -> dict[str, Any]:
     Only the names of the weights are read, except for the two tables of a T5 that has two.
 
     Raises:
-        BackboneInvalid: The folder has no config.json, another kind of model, or no safetensors.
+        BackboneInvalid: The folder has no config.json, another kind of model, a quantised one, or no safetensors.
     """
     try:
-        raw = read_object(folder / "config.json")
+        raw = read_config(folder)
         if raw is None:
             raise BackboneInvalid(f"{folder} has no config.json; {_SAVE}")
         return _config(folder, raw)
@@ -102,7 +102,7 @@ def write_backbone(folder: Path, config: Mapping[str, Any], into: Path) -> bytes
         The file's digest, 32 bytes.
 
     Raises:
-        BackboneInvalid: A tensor is missing, not finite, too large for weights, or has another shape.
+        BackboneInvalid: A tensor is missing, not finite, too large for weights, quantised, or has another shape.
         OSError: The file cannot be written.
     """
     layout = layout_of(config)
@@ -183,13 +183,16 @@ def _names(folder: Path) -> set[str]:
 
 
 def _canonical(stored: str, kind: str, layout: Layout) -> str | None:
-    """A tensor's name in the canonical file; None if it is left out."""
+    """A tensor's name in the canonical file; None if it is left out. Raises CheckpointInvalid if it may not be."""
     name = present_name(stored)
-    if name in layout.shapes:
-        return name
     # A model without its head is saved without its model's prefix.
-    prefixed = f"{_PREFIXES.get(kind, kind)}.{name}"
-    return prefixed if prefixed in layout.shapes else None
+    names = (name, f"{_PREFIXES.get(kind, kind)}.{name}")
+    for each in names:
+        if each in layout.shapes:
+            return each
+    for each in names:
+        check_left_out(stored, each, layout.shapes)
+    return None
 
 
 # ---- the canonical file ----------------------------------------------------------------------------------------

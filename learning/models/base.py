@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.backbones.checkpoint import CheckpointInvalid, present_name, read_entries, read_object, read_tensors
+from learning.backbones.checkpoint import (
+    CheckpointInvalid,
+    check_left_out,
+    present_name,
+    read_config,
+    read_entries,
+    read_object,
+    read_tensors,
+)
 from learning.backbones.hub import checkpoint_folder
 from learning.models.transformer import FAMILIES, EncoderInvalid, bare_encoder, check_config
 
@@ -45,8 +53,8 @@ def read_base(base: str, max_tokens: int) -> Base:
     """Reads an encoder as transformers saves it, from a folder or, if there is no such folder, from the hub.
 
     Raises:
-        EncoderInvalid: It does not exist, has another model type or no safetensors, or its tensors do not fit its
-            config.
+        EncoderInvalid: It does not exist, has another model type or no safetensors, is quantised, or its tensors do
+            not fit its config.
     """
     try:
         return _read(checkpoint_folder(base), base, max_tokens)
@@ -59,7 +67,7 @@ def _invalid(sentence: str) -> EncoderInvalid:
 
 
 def _read(folder: Path, base: str, max_tokens: int) -> Base:
-    raw = read_object(folder / "config.json")
+    raw = read_config(folder)
     if raw is None:
         raise _invalid(f"{base} has no config.json; {_SAVE}")
     config = _config_of(raw, max_tokens)
@@ -94,7 +102,10 @@ def _read_parameters(
 
     def wanted(stored: str) -> str | None:
         name = present_name(stored.removeprefix(prefix))
-        return name if name in names else None
+        if name in names:
+            return name
+        check_left_out(stored, name, names)
+        return None
 
     found = {name: np.ascontiguousarray(values) for name, values in read_tensors(folder, wanted)}
     if missing := [name for name in (_WORDS, *shapes) if name not in found]:
