@@ -113,8 +113,8 @@ class HeadOptimiser(Protocol):
 
 
 class _Sgd:
-    def __init__(self, arrays: Sequence[Features], rate: float) -> None:
-        self._arrays, self._rate = arrays, np.float32(rate)
+    def __init__(self, arrays: Sequence[Features], recipe: Training) -> None:
+        self._arrays, self._rate = arrays, np.float32(recipe.learning_rate)
 
     def step(self, gradients: Sequence[Features]) -> None:
         for array, gradient in zip(self._arrays, gradients, strict=True):
@@ -124,8 +124,8 @@ class _Sgd:
 class _Adam:
     """Kingma and Ba 2015, algorithm 1, with the paper's defaults."""
 
-    def __init__(self, arrays: Sequence[Features], rate: float) -> None:
-        self._arrays, self._rate, self._steps = arrays, rate, 0
+    def __init__(self, arrays: Sequence[Features], recipe: Training) -> None:
+        self._arrays, self._rate, self._steps = arrays, recipe.learning_rate, 0
         self._means = [np.zeros_like(each) for each in arrays]
         self._squares = [np.zeros_like(each) for each in arrays]
 
@@ -139,11 +139,24 @@ class _Adam:
             np.subtract(array, np.float32(self._rate / first) * (mean / width), out=array)
 
 
+class _AdamW(_Adam):
+    """Loshchilov and Hutter 2019, algorithm 2: Adam, whose values each step first multiplies by 1 - rate * decay."""
+
+    def __init__(self, arrays: Sequence[Features], recipe: Training) -> None:
+        super().__init__(arrays, recipe)
+        self._stays = np.float32(1 - recipe.learning_rate * (recipe.weight_decay or 0.0))
+
+    def step(self, gradients: Sequence[Features]) -> None:
+        for array in self._arrays:
+            np.multiply(array, self._stays, out=array)
+        super().step(gradients)
+
+
 class _Adafactor:
     """Shazeer and Stern 2018, algorithms 4 and 5, with the job's own rate: no relative step, no scale, no momentum."""
 
-    def __init__(self, arrays: Sequence[Features], rate: float) -> None:
-        self._arrays, self._rate, self._steps = arrays, rate, 0
+    def __init__(self, arrays: Sequence[Features], recipe: Training) -> None:
+        self._arrays, self._rate, self._steps = arrays, recipe.learning_rate, 0
         # Means of the squares over each row and column of a matrix; over nothing for a vector.
         self._rows = [np.zeros(each.shape[:-1] or each.shape, dtype=np.float32) for each in arrays]
         self._columns = [np.zeros(each.shape[1:], dtype=np.float32) for each in arrays]
@@ -164,16 +177,17 @@ class _Adafactor:
             np.subtract(array, np.float32(self._rate) * moved, out=array)
 
 
-_OPTIMISERS: Mapping[str, Callable[[Sequence[Features], float], HeadOptimiser]] = {
+_OPTIMISERS: Mapping[str, Callable[[Sequence[Features], Training], HeadOptimiser]] = {
     "sgd": _Sgd,
     "adam": _Adam,
+    "adamw": _AdamW,
     "adafactor": _Adafactor,
 }
 
 
 def make_head_optimiser(head: LinearHead, recipe: Training) -> HeadOptimiser:
     """A new optimiser of the recipe over the head's trained arrays."""
-    return _OPTIMISERS[recipe.optimiser](head.trained, recipe.learning_rate)
+    return _OPTIMISERS[recipe.optimiser](head.trained, recipe)
 
 
 # ---- plain steps -----------------------------------------------------------------------------------------------

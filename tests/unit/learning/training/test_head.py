@@ -3,7 +3,7 @@
 import copy
 import sys
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -201,9 +201,13 @@ def test_plain_steps_are_those_of_the_whole_module():
     assert torch.allclose(found.weight, expected.weight, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adafactor"])
-def test_the_optimisers_are_those_that_torch_trains_a_whole_module_with(optimiser):
-    recipe = Training(optimiser=optimiser, learning_rate=0.05)
+# Every optimiser that a job's document can name: a head may be all that the job trains.
+@pytest.mark.parametrize(
+    ("optimiser", "decay"),
+    [*((each, None) for each in get_args(Training.model_fields["optimiser"].annotation)), ("adamw", 0.6)],
+)
+def test_the_optimisers_are_those_that_torch_trains_a_whole_module_with(optimiser, decay):
+    recipe = Training(optimiser=optimiser, learning_rate=0.05, weight_decay=decay)
     found, expected = arrays(head()), head()
     expected.embedding = None
     ours, theirs = make_head_optimiser(found, recipe), make_optimiser(expected, recipe)

@@ -75,7 +75,7 @@ def examples(rows=40, pairs=False):
     ]
 
 
-def updates(folder, job, *, rows=None, seed=3, validation=None, progress=lambda *_: None):
+def updates(folder, job, *, rows=None, seed=3, validation=None, progress=lambda *_: None, name="bundle"):
     """The updates of a member with torch and of one without, from the same coins."""
     data = examples() if rows is None else rows
     told = {
@@ -91,7 +91,7 @@ def updates(folder, job, *, rows=None, seed=3, validation=None, progress=lambda 
     made = []
     for train, backbone in (
         (train_update, read_backbone(job.backbone, job.document.model.config)),
-        (train_head_update, onnx_of(folder, job)),
+        (train_head_update, onnx_of(folder, job, name)),
     ):
         kept_back = None if validation is None else validation.measured
         corpus = EncodedExamples(data, job.document, job.tokenizer, FeatureStore(), kept_back)
@@ -150,6 +150,23 @@ def test_under_dp_sgd_both_send_the_same(tmp_path, kind):
     assert (first.examples, first.loss_sum, first.count) == (second.examples, second.loss_sum, second.count)
     other = updates(tmp_path, job, seed=4)[1]
     assert not np.allclose(second.change, other.change, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", [DP, {"name": "gaussian-update", "noise_multiplier": 1e-3, "lot": 20}])
+def test_adamw_trains_a_head_under_mechanisms(tmp_path, mechanism):
+    """A job's other optimisers have no decay to pull a head back to zero."""
+    recipe = {"learning_rate": 0.05, "batch": 4, "optimiser": "adamw"}
+    moved = {}
+    for decay in (0.0, 1.0):
+        training = recipe | {"weight_decay": decay}
+        job = bundled(tmp_path, name=f"bundle-{decay:g}", mechanism=mechanism, training=training)
+        # Far from zero, where decay is most of what moves.
+        job = replace(job, weights=job.manifest.encode(np.full(job.document.values, 5.0, dtype=np.float32)))
+        first, second = updates(tmp_path, job, name=f"bundle-{decay:g}")
+        alike(first, second)
+        moved[decay] = float(first.change.mean())
+    # An update of one clip, all of it decay, moves each of the 64 values by an eighth.
+    assert moved[1.0] < moved[0.0] - 0.1
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])
