@@ -15,7 +15,6 @@ import torch
 
 from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
-from learning.accounting.planning import Setting, cost_of_job
 from learning.backbones.collection import Collection
 from learning.text.data import (
     DataInvalid,
@@ -29,7 +28,16 @@ from learning.training.outcome import TrainingCancelled, TrainingDiverged, Train
 from simulation.kept_features import SharedFeatures
 from simulation.own_trial import OwnReport, try_own
 from simulation.server import Server
-from simulation.suggestion import DELTA, Situation, changed, head_alone, suggest, with_noise_for
+from simulation.suggestion import (
+    DELTA,
+    Situation,
+    budget_of,
+    changed,
+    head_alone,
+    suggest,
+    why_weaker,
+    with_noise_for,
+)
 from simulation.sweep import Candidate, Plan, Progress, Scored, Sweep, best_of, described, sweep
 from simulation.trial import Divided, PartitionKind, Rows, RowsUnfit, column_of, deal, divide, majority, run_trial
 from simulation.verdict import Verdict, verdict
@@ -313,7 +321,7 @@ def try_job(
     with tempfile.TemporaryDirectory(prefix="tacit-try-") as scratch:
         made = partial(_bundle, folder=folder, collection=collection)
         start, values = made(job, out=Path(scratch) / "job", report=report)
-        epsilon = _epsilon(job, asked, smallest, members, values)
+        epsilon = asked.epsilon or budget_of(job, smallest, members, delta=asked.delta, values=values)
         situation = Situation(smallest, members, epsilon, values, asked.delta)
         counted = {start: values}
         baselines = _baselines(divided)
@@ -343,16 +351,6 @@ def try_job(
 _WRITTEN, _SUGGESTED = "as written", "suggested"
 
 
-def _epsilon(job: JobSpec, asked: Asked, smallest: int, members: int, values: Values) -> float | None:
-    """Return the budget: the one that was asked for, or what the job as written costs the smallest member."""
-    if asked.epsilon is not None or isinstance(job.mechanism, NoMechanism):
-        return asked.epsilon
-    most = max(members, job.rounds.target_members)
-    setting = Setting(smallest, job.rounds.count, asked.delta, values.shared, members, most)
-    # A trace more, so that the job's own noise still passes.
-    return float(cost_of_job(job, setting, []).gate * (1 + 1e-6))
-
-
 class _MakesBundle(Protocol):
     def __call__(self, job: JobSpec, *, out: Path, report: Callable[[str], None] = ...) -> tuple[Path, Values]: ...
 
@@ -380,15 +378,20 @@ def _first(
     counted: dict[Path, Values],
     report: Callable[[str], None],
 ) -> Iterator[Candidate]:
-    """Yield the job as written, with the noise that the budget needs, and the suggestion."""
-    noised = not isinstance(job.mechanism, NoMechanism)
+    """Yield the job as written, with the noise that the budget needs, and the suggestion if it protects no less."""
+    noised, weaker = not isinstance(job.mechanism, NoMechanism), why_weaker(job)
     if noised or situation.epsilon is None:
         try:
             yield Candidate(with_noise_for(job, situation), start, _WRITTEN)
         except NotAffordable as error:
+            if weaker:
+                raise
             report(f"the job as written cannot keep epsilon {situation.epsilon:g}: {error}")
     else:
         report(f"the job as written adds no noise, so only jobs within epsilon {situation.epsilon:g} are tried")
+    if weaker:
+        report(f"no suggestion beside the job as written: {weaker}")
+        return
     proposed = suggest(job, situation).job
     bundle = start
     if proposed.model != job.model:
@@ -460,7 +463,9 @@ class _Heads:
         try:
             head = self._head(model)
             self.made(head, out=self.out)
-            for epsilon in dict.fromkeys((None, self.situation.epsilon)):
+            if weaker := why_weaker(self.job):
+                self.report(f"no head with noise beside the job: {weaker}")
+            for epsilon in dict.fromkeys((None, None if weaker else self.situation.epsilon)):
                 spec = suggest(head, replace(self.situation, epsilon=epsilon, values=None)).job
                 named = "no noise" if epsilon is None else f"epsilon {rounded_up(epsilon):g}"
                 yield Baseline(f"head on the frozen encoder, {named}", *self._accuracies(spec))
@@ -472,7 +477,7 @@ class _Heads:
     def _head(self, model: PromptedModel) -> JobSpec:
         """Return the job with a head alone: the job's own head if it has one."""
         if head_alone(self.job):
-            return self.job
+            return changed(self.job, mechanism=NoMechanism())
         task = Head() if model.template.pairs else Head(start="labels")
         if isinstance(model.task, Head):
             task = task.model_copy(

@@ -426,7 +426,7 @@ def _suggest(
     as_json: bool,
 ) -> None:
     from learning.accounting.expected_noise import values_of_file
-    from simulation.suggestion import Situation, suggest
+    from simulation.suggestion import Situation, budget_of, suggest, why_weaker
     from simulation.sweep import described
 
     if examples is None:
@@ -434,7 +434,10 @@ def _suggest(
     try:
         values = values_of_file(job, file.parent)
         counted = members or job.rounds.min_members
-        found = suggest(job, Situation(examples, counted, epsilon, values, delta))
+        if weaker := why_weaker(job):
+            raise ValueError(weaker)
+        budget = epsilon or budget_of(job, examples, counted, delta=delta, values=values)
+        found = suggest(job, Situation(examples, counted, budget, values, delta))
     except ValueError as error:
         fail(f"no numbers for {file}: {error}", ExitCode.USAGE)
     if target is not None:

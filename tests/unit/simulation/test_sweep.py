@@ -9,10 +9,12 @@ from coordinator.rounds.in_memory import InMemory
 from learning.text.data import Example
 from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
+from simulation.suggestion import changed
 from simulation.sweep import NothingTried, axes_of
 from simulation.trial import Rows
 from simulation.trying import Asked, read_rows, try_job
 from tacit.job import JobSpec
+from tacit.mechanism import DistributedGaussian
 from tests.support.tiny_models import saved
 from tests.support.tried_jobs import written_job
 
@@ -98,6 +100,18 @@ def test_a_head_on_the_jobs_encoder_stands_beside_it_without_and_with_noise(head
     drowned = try_job(*head_job, Asked(members=3, epsilon=0.01, minutes=5.0, seeds=(0,), search=False), InMemory())
     assert drowned.baselines[-1].name == "head on the frozen encoder, epsilon 0.01"
     assert drowned.baselines[-2] == found.baselines[-2]
+
+
+def test_no_head_by_example_stands_beside_a_job_by_member(head_job):
+    spec, *rest = head_job
+    by_member = changed(spec, mechanism=DistributedGaussian(noise_multiplier=2.0, honest=2, unit="member"))
+    said = []
+    asked = Asked(members=3, epsilon=30.0, minutes=5.0, seeds=(0,), search=False)
+    found = try_job(by_member, *rest, asked, InMemory(), report=said.append)
+    assert [each.name for each in found.baselines] == ["majority class", "word counts, no noise", HEADS[0]]
+    assert [each.origin for each in found.tried] == ["as written"]
+    assert found.best.mechanism.unit == "member"
+    assert sum('unit = "member": the written rules propose dp-sgd by example' in each for each in said) == 2
 
 
 @pytest.mark.parametrize("failed", [TrainingDiverged, TrainingLost])

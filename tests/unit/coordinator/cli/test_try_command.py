@@ -18,6 +18,7 @@ from coordinator.cli import app
 from learning.training.outcome import TrainingLost
 from simulation.engines import WorkersDied
 from simulation.kept_features import SharedFeatures
+from simulation.suggestion import budget_of
 from tacit.job import JobSpec
 from tests.support.tiny_models import saved
 from tests.support.tried_jobs import DIVERGES, TOML, written_job, written_rows
@@ -422,6 +423,74 @@ def test_suggest_writes_numbers_and_prints_the_expected_noise(job):
     assert found["rounds"] == {"count": 10, "min_members": 3}
     numbers = json.loads(tried(job, "--suggest", "--examples", 400, "--members", 4, "--epsilon", 4, "--json"))
     assert numbers["mechanism"] == found["mechanism"] | {"unit": "example", "person": None}
+
+
+BY_MEMBER = 'name = "distributed-gaussian"\nnoise_multiplier = 4.0\nhonest = 2\nunit = "member"\n'
+BY_PERSON = 'name = "dp-sgd"\nnoise_multiplier = 1.0\nunit = "person"\nperson = { max_examples = 2 }\n'
+REPLACED = 'name = "gaussian-update"\nnoise_multiplier = 3.0\nlot = 20\nsampling = "fixed"\n'
+
+
+# What it shares is known only with its bundle.
+ON_ENCODER = """schema = 1
+name = "desk"
+labels = ["day", "night"]
+model = { architecture = "prompted", base = "encoder", injection = "none", task = "head" }
+[mechanism]
+"""
+
+
+def with_mechanism(folder, mechanism):
+    return written_job(folder, TOML.replace(MECHANISM, f"[mechanism]\n{mechanism}"))[0]
+
+
+def on_encoder(folder, mechanism):
+    job = folder / "job.toml"
+    job.write_text(ON_ENCODER + mechanism)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("made", "mechanism", "says"),
+    [
+        (with_mechanism, BY_MEMBER, 'unit = "member": the written rules propose dp-sgd by example'),
+        (on_encoder, BY_MEMBER, 'unit = "member": the written rules propose dp-sgd by example'),
+        (on_encoder, BY_PERSON, 'unit = "person": the written rules propose dp-sgd by example'),
+        (with_mechanism, REPLACED, 'sampling = "fixed": this mechanism hides which of two rows a member has'),
+    ],
+)
+@pytest.mark.parametrize("budget", [(), ("--epsilon", 4)])
+def test_suggest_refuses_to_protect_less_than_the_job(tmp_path, made, mechanism, says, budget):
+    job, out = made(tmp_path, mechanism), tmp_path / "numbers.toml"
+    said = tried(job, "--suggest", "--examples", 400, *budget, "--out", out, code=ExitCode.USAGE)
+    assert says in said
+    assert "choose this mechanism's noise with `edge_client privacy plan`, or set " in said
+    assert not out.exists()
+
+
+def test_suggest_without_an_epsilon_keeps_what_the_job_costs(job):
+    out = job.with_name("numbers.toml")
+    tried(job, "--suggest", "--examples", 400, "--members", 4, "--out", out)
+    written, found = JobSpec.from_toml(job), JobSpec.from_toml(out)
+    costs = [budget_of(each, 400, 4) for each in (written, found)]
+    assert 0.9 * costs[0] < costs[1] <= costs[0] * (1 + 1e-5)
+    ring = on_encoder(job.parent, BY_MEMBER.replace("member", "example"))
+    said = tried(ring, "--suggest", "--examples", 400, code=ExitCode.USAGE)
+    assert "give --epsilon" in said
+
+
+@pytest.mark.parametrize(("mechanism", "kept"), [(BY_MEMBER, {"unit": "member"}), (REPLACED, {"sampling": "fixed"})])
+def test_a_tuned_job_protects_what_the_job_protects(tmp_path, mechanism, kept):
+    job = with_mechanism(tmp_path, mechanism)
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, *QUICK)
+    said = tried(*words, "--epsilon", 30)
+    assert "no suggestion beside the job as written: " in said
+    before, after = (tomllib.loads(job.with_name(name).read_text()) for name in ("job.toml", "job.tuned.toml"))
+    assert after["mechanism"]["name"] == before["mechanism"]["name"]
+    assert kept.items() <= after["mechanism"].items()
+    job.with_name("job.tuned.toml").unlink()
+    # Nothing is left to try, and that is no matter of time.
+    said = tried(*words, "--epsilon", 0.001, "--delta", 1e-9, code=ExitCode.USAGE)
+    assert "is not enough for 2 rounds at any noise" in said
 
 
 def test_a_drowned_job_is_told_that_it_ends_at_chance(job):
