@@ -321,7 +321,7 @@ def _train_on(task: "Task", rows: NDArray[np.int64] | None) -> "TrainingResult |
         raise
     except Exception as error:  # noqa: BLE001
         # Whatever it is: a text can be chosen to need too much memory, or to fail a check in a plugin's module.
-        task.failed(str(error) or type(error).__name__)
+        task.failed(error)
         return None
     # Sums over the examples depend on the data and get no noise of their own.
     return replace(result, loss_sum=0.0, correct=0, count=0)

@@ -649,7 +649,7 @@ class HeadTraining:
     correlated: CorrelatedSteps | None = None
     progress: Callable[[Progress], None] = lambda _: None
     cancelled: Callable[[], bool] = lambda: False
-    failed: Callable[[str], None] = lambda _: None
+    failed: Callable[[Exception], None] = lambda _: None
 
     def rows_of(self, drawn: Ids) -> Ids:
         """The rows of `features` for examples drawn from all N. Drawn examples that are not usable are left out."""

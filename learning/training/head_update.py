@@ -60,7 +60,7 @@ def head_training(
     correlated: CorrelatedSteps | None,
     progress: Callable[[Progress], None],
     cancelled: Callable[[], bool],
-    failed: Callable[[str], None],
+    failed: Callable[[Exception], None],
 ) -> HeadTraining:
     """The training of a job's head on the features of the corpus, for the job's mechanism to run."""
     read = corpus.read()

@@ -163,7 +163,7 @@ class LossWatch:
         self._usual = None if generates else math.log(max(2, len(job.labels)))
         self._losses: list[float] = []
         self._first = math.nan
-        self._failed = ""
+        self._failed: Exception | None = None
 
     def step(self, step: int, steps: int, loss: float) -> None:
         """Takes the loss of a step; nan if no example was drawn."""
@@ -174,17 +174,20 @@ class LossWatch:
         if step > steps - max(1, steps // 4):
             self._losses.append(loss)
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: Exception) -> None:
         """Takes the error of a training whose update is sent nevertheless."""
         self._failed = error
 
     def warning(self) -> str | None:
         """What went wrong and what to do; None if nothing has."""
-        if self._failed:
-            return (
-                f"{self._failed}. The update is sent all the same, clipped and with noise. If every round ends like "
-                f"this, ask the operator for a new job with a lower {rates_of(self._recipe)}{self._noise}"
-            )
+        sent = "The update is sent all the same, clipped and with noise. If every round ends like this, "
+        if isinstance(self._failed, TrainingDiverged):
+            lower = f"a lower {rates_of(self._recipe)}{self._noise}"
+            return f"{self._failed}. {sent}ask the operator for a new job with {lower}"
+        if self._failed is not None:
+            # No rate helps against too little memory, a plugin's fault or ours.
+            what = f"{type(self._failed).__name__}: {self._failed}".removesuffix(": ")
+            return f"training failed ({what}). {sent}stop this member, which pays for each, and tell the operator why"
         if not self._losses:
             return None
         loss = sum(self._losses) / len(self._losses)

@@ -42,7 +42,7 @@ class LocalTraining:
     # Whether private parameters are trained.
     trains_private: bool = False
     # Called with the error of a training whose update is sent nevertheless. It stays on this machine.
-    failed: Callable[[str], None] = lambda _: None
+    failed: Callable[[Exception], None] = lambda _: None
     # (U,) The person of each row of `ids`, 0 to population - 1, if the mechanism's unit is a person.
     persons: NDArray[np.int64] | None = None
     # The job's steps on this machine, if its noise is correlated.

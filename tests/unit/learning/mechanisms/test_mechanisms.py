@@ -311,12 +311,13 @@ def test_an_empty_lot_sends_noise_alone():
 
 @pytest.mark.parametrize("mechanism", [GAUSSIAN, LAPLACE, RING])
 def test_with_noise_others_cannot_see_that_a_training_diverged(mechanism):
-    heard: list[str] = []
+    heard: list[Exception] = []
     result, _ = trained(mechanism, 60, "seed", failed=heard.append, optimiser="sgd", learning_rate=1e30)
     assert result is None
     # The member itself does.
     assert len(heard) == 1
-    assert "the loss was not a finite number" in heard[0]
+    assert isinstance(heard[0], TrainingDiverged)
+    assert "the loss was not a finite number" in str(heard[0])
     with pytest.raises(TrainingDiverged):
         trained("none", 60, "seed", optimiser="sgd", learning_rate=1e30)
 
@@ -329,9 +330,9 @@ def test_with_noise_others_cannot_see_that_a_training_failed(mechanism, monkeypa
         raise ValueError("this text is too long")
 
     monkeypatch.setattr(LocalTraining, "plain", failing)
-    heard: list[str] = []
+    heard: list[Exception] = []
     result, _ = trained(mechanism, 60, "seed", failed=heard.append)
-    assert (result, heard) == (None, ["this text is too long"])
+    assert (result, [repr(each) for each in heard]) == (None, ["ValueError('this text is too long')"])
     with pytest.raises(ValueError, match="too long"):
         trained("none", 60, "seed")
 

@@ -72,11 +72,11 @@ def test_a_loss_that_explodes_and_stays_finite_is_divergence():
 # ---- what a member sees of its own loss ------------------------------------------------------------------------------
 
 
-def watched(losses, *, failed="", **changes):
+def watched(losses, *, failed=None, **changes):
     watch = LossWatch(job_document().model_copy(update=changes))
     for step, loss in enumerate(losses, 1):
         watch.step(step, len(losses), loss)
-    if failed:
+    if failed is not None:
         watch.failed(failed)
     return watch.warning()
 
@@ -114,9 +114,24 @@ def test_a_model_that_generates_is_compared_with_its_own_first_loss():
 
 
 def test_a_training_that_failed_unseen_is_said_with_its_error():
-    assert watched([0.7] * 2, failed="the loss was not a finite number") == (
+    assert watched([0.7] * 2, failed=TrainingDiverged("the loss was not a finite number")) == (
         "the loss was not a finite number. The update is sent all the same, clipped and with noise. If every round "
         "ends like this, ask the operator for a new job with a lower training.learning_rate (it is 0.001)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (KeyError("lion"), "KeyError: 'lion'"),
+        (RuntimeError("the plugin's check failed"), "RuntimeError: the plugin's check failed"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_a_lower_rate_is_not_advised_against_what_is_no_divergence(error, what):
+    assert watched([0.7] * 2, failed=error) == (
+        f"training failed ({what}). The update is sent all the same, clipped and with noise. If every round ends like "
+        "this, stop this member, which pays for each, and tell the operator why"
     )
 
 
@@ -124,7 +139,7 @@ def test_noise_on_whole_updates_may_be_the_cause():
     noise = "or with a smaller clip, fewer shared parameters or more members"
     drowned = GaussianUpdate(noise_multiplier=4.0)
     assert noise in watched([97.0] * 4, mechanism=drowned)
-    assert noise in watched([97.0] * 4, mechanism=drowned, failed="the mean loss was 9e+03 nats")
+    assert noise in watched([97.0] * 4, mechanism=drowned, failed=TrainingDiverged("the mean loss was 9e+03 nats"))
     assert noise not in watched([97.0] * 4, mechanism=DpSgd(noise_multiplier=4.0))
 
 
