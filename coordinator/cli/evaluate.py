@@ -460,11 +460,17 @@ class _Evaluation:
 
 
 def compared_examples(document: "JobDocument", examples: Sequence[Any]) -> Sequence[Any]:
-    """The first examples on which a version's export is compared with the trained model: those that its model reads."""
-    from tacit.prompt import writes
+    """The first examples on which a version's export is compared with the trained model: those that its model reads.
 
-    if writes(document.model):
-        examples = [each for each in examples if each.dialogue is not None] or examples
+    If there are none, they are the first of all, and the export says what is lacking.
+    """
+    from learning.text.data import dialogue_of
+    from tacit.prompt import Generate, PromptedModel
+
+    model = document.model
+    if isinstance(model, PromptedModel) and isinstance(model.task, Generate):
+        roles = model.task.template.roles
+        examples = [each for each in examples if dialogue_of(each, roles) is not None] or examples
     return examples[:PARITY_SAMPLES]
 
 

@@ -69,15 +69,17 @@ def export_writer(
     """
     from export.generating import Dialogue
     from export.prompted_bundle import read_backbone
+    from learning.text.corpus import usable_dialogues
+    from learning.text.data import DataInvalid
     from tacit.prompt import PromptedModel
 
     model = version.document.model
     if version.backbone is None or not isinstance(model, PromptedModel) or model.config is None:
         fail(f"job {version.document.name} has no backbone; fetch it again", ExitCode.FAILED)
-    samples = [each.dialogue for each in given if each.dialogue is not None]
-    if given and not samples:
-        fail("the samples have no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
-    samples = samples or [Dialogue.of(text) for text in made_up]
+    try:
+        samples = usable_dialogues(version.document, given) if given else [Dialogue.of(text) for text in made_up]
+    except DataInvalid as error:
+        fail(str(error), ExitCode.USAGE)
     more: dict[str, Any] = {} if origin is None else {"origin": origin}
     parts = (version.document, version.manifest, version.weights, version.tokenizer)
     try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from edge_client.agent.own_model import UNWATCHED, Fetched, OwnModel, Watch, fetch_own, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member
 from export.onnx_form import FormRefused, GraphPrecision, check_onnx_form
+from learning.text.corpus import usable_dialogues
 from learning.text.data import DataInvalid, text_rows
 from tacit.bundle import INDEX, WEIGHTS_FILE, BundleInvalid, read_bundle
 from tacit.job import JobDocument
@@ -167,11 +168,12 @@ def _written_writer(own: OwnModel, member: Member, out: Path, precision: GraphPr
     """As `_written`, for a job whose model writes."""
     found = own.fetched
     job, number = found.job, found.number
-    dialogues = [each.dialogue for each in member.examples[:_SAMPLES] if each.dialogue is not None]
-    if not dialogues:
-        fail("the data has no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
-    watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(dialogues)} rows")
-    report = write_generator(found, out, dialogues, precision)
+    try:
+        samples = usable_dialogues(job, member.examples)[:_SAMPLES]
+    except DataInvalid as error:
+        fail(str(error), ExitCode.USAGE)
+    watch.say(f"making the ONNX file of version {number} and comparing it with the model on {len(samples)} rows")
+    report = write_generator(found, out, samples, precision)
     return Exported(job.name, number, found.digest, own.private_values, report, writes=True)
 
 

@@ -19,7 +19,7 @@ from edge_client.agent.own_model import UNWATCHED, Fetched, OwnModel, Watch, fet
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.downloads.backbones import Wanted
 from edge_client.downloads.cache import BlobCache
-from learning.text.corpus import coverage_of
+from learning.text.corpus import coverage_of, usable_dialogues
 from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, TextRow, label_ids, read_data, text_rows
 from tacit.job import JobDocument
 from tacit.prompt import PromptedModel, reads_pairs, writes
@@ -176,8 +176,10 @@ def _measured_writing(
 ) -> Measured:
     job = found.job
     dialogues = [each.dialogue for each in examples if each.dialogue is not None]
-    if not dialogues:
-        fail(f"{test} has no dialogues; give rows with a prompt and a response, or messages", ExitCode.USAGE)
+    try:
+        samples = usable_dialogues(job, examples)[:_SAMPLES]
+    except DataInvalid as error:
+        fail(f"{test}: {error}", ExitCode.USAGE)
     check_tools()
     try:
         from export.evaluate_writing import evaluate_generator
@@ -188,7 +190,7 @@ def _measured_writing(
     # About the size of the export. Pinned, so that no other process of this home takes it for a leftover.
     with cache.pin(found.digest), cache.room(found.digest, _size_of(job)) as folder:
         watch.say(f"making the ONNX file of version {found.number} of {job.name}")
-        write_generator(found, folder / "model", dialogues[:_SAMPLES])
+        write_generator(found, folder / "model", samples)
         watch.say(f"measuring version {found.number} of {job.name} on {len(dialogues)} rows")
         try:
             with interruption.listening():

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from learning.prompts.features import FeatureStore
 from learning.text.cloze import ClozeEncoder
 from learning.text.coverage import Coverage
-from learning.text.data import Example, label_places, text_rows
-from learning.text.dialogue import DialogueEncoder
+from learning.text.data import DataInvalid, Example, dialogue_of, label_places, text_rows
+from learning.text.dialogue import Dialogue, DialogueEncoder
 from learning.text.encoder import TextEncoder
 from learning.text.persons import persons_of
 from tacit.generation import Generate
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
     from learning.synthesis.words import PublicWords
 
-__all__ = ["EncodedArrays", "EncodedExamples", "coverage_of", "dialogue_encoder_of", "encoder_of", "words_of"]
+__all__ = [
+    "EncodedArrays",
+    "EncodedExamples",
+    "coverage_of",
+    "dialogue_encoder_of",
+    "encoder_of",
+    "usable_dialogues",
+    "words_of",
+]
 
 # Texts that are tokenised at once, to bound memory.
 _BATCH = 1024
@@ -244,6 +252,25 @@ def dialogue_encoder_of(job: JobDocument | JobSpec, tokenizer: bytes) -> Dialogu
     if not isinstance(model, PromptedModel) or not isinstance(model.task, Generate):
         raise TypeError("only a job whose model writes reads dialogues")
     return DialogueEncoder(tokenizer, model.task.template, model.max_tokens)
+
+
+def usable_dialogues(job: JobDocument, examples: Sequence[Example]) -> list[Dialogue]:
+    """The dialogues of the rows that a job whose model writes can use, each as `dialogue_of` returns it.
+
+    Raises:
+        DataInvalid: There is none.
+    """
+    model = job.model
+    if not isinstance(model, PromptedModel) or not isinstance(model.task, Generate):
+        raise TypeError("only a job whose model writes reads dialogues")
+    roles = model.task.template.roles
+    found = [each for example in examples if (each := dialogue_of(example, roles)) is not None]
+    if not found:
+        raise DataInvalid(
+            f"no row is a dialogue with a response, and with turns of {', '.join(roles)} only; give rows with a prompt "
+            "and a response, or messages"
+        )
+    return found
 
 
 def words_of(job: JobDocument, tokenizer: bytes) -> "PublicWords":

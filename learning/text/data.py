@@ -885,17 +885,11 @@ def check_dialogues(
 
 
 def dialogue_of(example: Example, roles: Collection[Role] = ROLES) -> Dialogue | None:
-    """The example's dialogue, if it has a response at its end and only turns of these roles; else None.
-
-    Turns of a user after the last response do not count.
-    """
-    if example.dialogue is None:
+    """The example's dialogue up to its last response, if that has a text and all turns are of these roles; else None."""
+    found = None if example.dialogue is None else example.dialogue.answered
+    if found is None or not found.turns or not found.turns[-1].text.strip():
         return None
-    turns = example.dialogue.turns
-    last = max((at for at, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
-    if last < 0 or not turns[last].text.strip() or any(turn.role not in roles for turn in turns[: last + 1]):
-        return None
-    return example.dialogue
+    return found if all(turn.role in roles for turn in found.turns) else None
 
 
 def text_rows(examples: Sequence[Example], *, pairs: bool) -> list[TextRow]:

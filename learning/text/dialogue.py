@@ -246,8 +246,7 @@ class DialogueEncoder:
     # ---- rows ----------------------------------------------------------------------------------------------------
 
     def _row(self, dialogue: Dialogue) -> _Row | None:
-        last = max((at for at, turn in enumerate(dialogue.turns) if turn.role == "assistant"), default=-1)
-        turns = dialogue.turns[: last + 1]
+        turns = dialogue.answered.turns
         if not turns or any(turn.role not in self._around for turn in turns):
             return None
         said = self._tokens(turns)

@@ -38,6 +38,12 @@ class Dialogue:
         return cls(tuple(Turn(role, text) for role, text in said if text is not None))
 
     @property
+    def answered(self) -> "Dialogue":
+        """The turns up to the last response, which are all that a model learns from. Without a response there are none."""
+        last = max((at for at, turn in enumerate(self.turns) if turn.role == "assistant"), default=-1)
+        return Dialogue(self.turns[: last + 1])
+
+    @property
     def responses(self) -> tuple[str, ...]:
         """The texts of the assistant's turns."""
         return self._said(("assistant",))

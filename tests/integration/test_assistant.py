@@ -327,7 +327,7 @@ def test_a_member_measures_the_same_as_the_operator_and_nothing_stays(town, tmp_
     assert (refused.returncode, "add --generate" in refused.stderr) == (ExitCode.USAGE, True)
     (tmp_path / "labels.jsonl").write_text('{"text": "a", "label": "b"}\n')
     refused = command(*own[:6], tmp_path / "labels.jsonl", *own[7:])
-    assert (refused.returncode, "has no dialogues" in refused.stderr) == (ExitCode.USAGE, True)
+    assert (refused.returncode, "no row is a dialogue" in refused.stderr) == (ExitCode.USAGE, True)
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])

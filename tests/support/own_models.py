@@ -105,15 +105,19 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
             over_base("frozen-own", FROZEN, PIECES),
             over_base("frozen-head", FROZEN, None, "none"),
         ):
-            document = make_job_bundle(job, folder, folder / job.name)
-            bundle = read_job_bundle(folder / job.name)
-            self.bundles[job.name] = bundle
-            files = [(folder / job.name / name).read_bytes() for name in document.files]
-            for data in (document.canonical(), *files):
-                self.serve(data)
-            # The newest version differs from the initial one.
-            values = bundle.manifest.decode(bundle.weights) * np.float32(1.5)
-            self.versions[job.name] = (4, self.serve(values.tobytes()))
+            self.add(job, folder)
+
+    def add(self, job, folder):
+        """Makes the job's bundle in the folder of what it is made of, and serves it."""
+        document = make_job_bundle(job, folder, folder / job.name)
+        bundle = read_job_bundle(folder / job.name)
+        self.bundles[job.name] = bundle
+        files = [(folder / job.name / name).read_bytes() for name in document.files]
+        for data in (document.canonical(), *files):
+            self.serve(data)
+        # The newest version differs from the initial one.
+        values = bundle.manifest.decode(bundle.weights) * np.float32(1.5)
+        self.versions[job.name] = (4, self.serve(values.tobytes()))
 
     def serve(self, data):
         digest = hashlib.sha256(data).digest()

@@ -211,7 +211,7 @@ def test_every_card_names_the_backbone_with_its_licence(
 def test_what_does_not_fit_a_job_that_writes_is_refused(version: Material, tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="leave out --split"):
         check_exportable(version.document, Format.ONNX, split=True)
-    with pytest.raises(CommandFailed, match="the samples have no dialogues"):
+    with pytest.raises(CommandFailed, match="no row is a dialogue with a response"):
         export_version(None, version, tmp_path / "out", [Example("x", None, None, None, None)])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("keep")

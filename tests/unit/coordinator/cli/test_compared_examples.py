@@ -29,5 +29,13 @@ def test_a_model_that_writes_is_compared_on_the_first_rows_that_are_dialogues(
     dialogues = [Example(f"ask {number}", None, dialogue=Dialogue.of("ask", "so")) for number in range(20)]
     rows = [*texts, *dialogues]
     assert compared_examples(Document(task), rows) == rows[first : first + PARITY_SAMPLES]
+    # Nor is a row that the model cannot read.
+    if isinstance(task, Generate):
+        asked = [*dialogues[:2], Example("ask", None, dialogue=Dialogue.of("ask", None)), *dialogues[2:]]
+        assert compared_examples(Document(task), asked) == dialogues[:PARITY_SAMPLES]
+        strict = Generate(template="mistral")
+        system = Example("be brief\nask", None, dialogue=Dialogue.of("ask", "so", system="be brief"))
+        assert compared_examples(Document(task), [system, *dialogues])[0] == system
+        assert compared_examples(Document(strict), [system, *dialogues]) == dialogues[:PARITY_SAMPLES]
     # Without any dialogue, the export says what is lacking.
     assert compared_examples(Document(task), texts) == texts[:PARITY_SAMPLES]
