@@ -1,7 +1,8 @@
 """The interfaces of an architecture for training, evaluation and export.
 
 Guarantees: dropout draws from the module's own source, so trainings in two threads do not disturb each other and a seed
-determines the draws. `narrowed` gives exactly the training that the whole embedding would give.
+determines the draws. `narrowed` gives exactly the training that the whole embedding would give, with an optimiser that
+leaves a row without a gradient as it is.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -152,7 +153,7 @@ class TextModel(nn.Module):
 
         A row that no text uses has no gradient. Plain SGD, and Adam with zero moments, leave it unchanged to the bit,
         but still spend time on it: with BERT's 30,522 pieces and a member's few thousand, most of an optimiser step. On
-        exit the rows are written back.
+        exit the rows are written back. Weight decay moves every row, so it needs the whole embedding.
 
         Raises:
             ValueError: An id is outside the embedding.

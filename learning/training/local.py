@@ -125,8 +125,8 @@ def train(
     module.checkpointing = recipe.checkpointing
     module.seed(int(shuffle.integers(2**63)))
     try:
-        # Adafactor's moments are means over a whole matrix, which fewer rows would change.
-        whole = recipe.optimiser == "adafactor"
+        # Adafactor's moments are means over a whole matrix, which fewer rows would change. Decay moves every row.
+        whole = recipe.optimiser == "adafactor" or bool(recipe.weight_decay)
         narrowed = nullcontext(ids) if whole else module.narrowed(ids)
         with whole_float32(), module.computing_in(recipe.precision), narrowed as small_ids:
             # Where the training began, for the phases that stay near it.
@@ -187,6 +187,7 @@ class _Run:
         adjusted = self._answers if recipe.logit_adjustment else None
         moving = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
         optimiser = make_optimiser(module, recipe)
+        fixed = None if kept is None else (~kept, module.embedding.weight.detach()[~kept])
         for _ in range(phase.epochs):
             self.epoch += 1
             self.loss_sum, self.correct, self.count = 0.0, 0, len(examples)
@@ -212,6 +213,10 @@ class _Run:
                 for name, parameter in moving:
                     _bend(parameter, anchors.get(name), phase.mu, kept if name == EMBEDDING else None)
                 optimiser.step()
+                if fixed is not None:
+                    # A row without a gradient still decays.
+                    with torch.no_grad():
+                        module.embedding.weight[fixed[0]] = fixed[1]
                 self.loss_sum += batch_loss
                 self._progress(Progress(self.step, self.steps, self.epoch, self.epochs, batch_loss / len(batch)))
 
@@ -238,7 +243,7 @@ def _bend(parameter: torch.Tensor, anchor: torch.Tensor | None, mu: float, rows:
         if mu and anchor is not None:
             parameter.grad.add_(parameter - anchor, alpha=mu)
         if rows is not None:
-            # Plain SGD, Adam with zero moments and Adafactor do not move a row without a gradient.
+            # Adafactor's moments are means over rows, which those of others must not change.
             parameter.grad[~rows] = 0
 
 

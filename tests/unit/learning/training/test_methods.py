@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -40,6 +40,10 @@ MODEL = BiLSTMModel(embedding=4, hidden=5, dropout=0.3, max_tokens=8)
 WORDS: list[str | None] = [None, "[UNK]", *(f"w{at}" if at % 3 == 0 else f"w{'abcdefgh'[at % 8]}" for at in range(18))]
 RECIPE = Training(epochs=2, batch=4, learning_rate=0.05)
 Arrays = dict[str, NDArray[np.float32]]
+OPTIMISERS: list[dict[str, Any]] = [
+    *({"optimiser": each} for each in get_args(Training.model_fields["optimiser"].annotation)),
+    {"optimiser": "adamw", "weight_decay": 0.5},
+]
 
 
 def texts(count: int = 14, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -156,10 +160,10 @@ def test_in_each_phase_only_its_parameters_move() -> None:
     assert all(not np.array_equal(seen[4][name], start[name]) for name in REST)
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_parameters_that_no_phase_names_stay_to_the_bit(optimiser: str) -> None:
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+def test_parameters_that_no_phase_names_stay_to_the_bit(optimiser: dict[str, Any]) -> None:
     module = module_of()
-    recipe = TypeAdapter(Training).validate_python({**RECIPE.model_dump(), "optimiser": optimiser})
+    recipe = TypeAdapter(Training).validate_python(RECIPE.model_dump() | optimiser)
     start = values(module)
     trained(module, phases_of(FedVocab(), setting_of(FedVocab(), module, moves=False)), recipe)
     end = values(module)
@@ -168,10 +172,10 @@ def test_parameters_that_no_phase_names_stay_to_the_bit(optimiser: str) -> None:
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_fedrecon_trains_private_rows_on_support_and_the_rest_on_query(optimiser: str) -> None:
+@pytest.mark.parametrize("optimiser", OPTIMISERS, ids=str)
+def test_fedrecon_trains_private_rows_on_support_and_the_rest_on_query(optimiser: dict[str, Any]) -> None:
     module, method = module_of(), FedRecon(epochs=1)
-    recipe = TypeAdapter(Training).validate_python({**RECIPE.model_dump(), "optimiser": optimiser})
+    recipe = TypeAdapter(Training).validate_python(RECIPE.model_dump() | optimiser)
     made, rest = phases_of(method, setting_of(method, module))
     assert made.rows is not None
     start = values(module)
