@@ -27,6 +27,7 @@ __all__ = [
     "README",
     "UNKNOWN_ORIGIN",
     "Origin",
+    "base_arguments",
     "file_lines",
     "metadata_of",
     "module_card",
@@ -494,6 +495,18 @@ def _imports(more: str | None = None) -> list[str]:
         *([] if more is None else [more]),
         "from tokenizers import Tokenizer",
     ]
+
+
+def base_arguments(commit: str) -> str:
+    """What a README's program gives to `from_pretrained` for the base of an adapter.
+
+    transformers would compute in the stored precision, and take a hub's newest commit. The comparison
+    with the trained model is in float32.
+
+    Args:
+        commit: of the base on the hub; empty if it is not known.
+    """
+    return ", ".join(["sys.argv[1]", *([f'revision="{commit}"'] if commit else []), "dtype=torch.float32"])
 
 
 def row_lines(layout: RowLayout, *, first: int = 1) -> list[str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.card import README, UNKNOWN_ORIGIN, Origin, row_lines, transformers_card
+from export.card import README, UNKNOWN_ORIGIN, Origin, base_arguments, row_lines, transformers_card
 from export.onnx import ExportReport, checked_parity
 from learning.backbones.layout import library_config
 from learning.text.cloze_tokenizer import FAMILIES
@@ -455,7 +455,7 @@ def _adapter_usage(
         "from tokenizers import Tokenizer",
         f"from transformers import {loader}",
         "",
-        f"base = {loader}.from_pretrained(sys.argv[1])",
+        f"base = {loader}.from_pretrained({base_arguments(commit)})",
         'model = PeftModel.from_pretrained(base, ".").eval()',
         'tokenizer = Tokenizer.from_file("tokenizer.json")',
         "",

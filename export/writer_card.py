@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from export.card import Origin, file_lines, page, privacy_lines, provenance_lines
+from export.card import Origin, base_arguments, file_lines, page, privacy_lines, provenance_lines
 from learning.backbones.packaged import packaged_as
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts
@@ -75,6 +75,7 @@ def causal_card(
     """
     model = document.model
     hub = model.hub if isinstance(model, PromptedModel) else None
+    name, _, commit = (hub or "").partition("@")
     files = {
         "config.json": "the sizes",
         "generation_config.json": "how the model writes unless told otherwise",
@@ -83,7 +84,6 @@ def causal_card(
     }
     if library == "peft":
         files = {"adapter_model.safetensors": "the trained values", "adapter_config.json": "their settings", **files}
-        name, _, commit = (hub or "").partition("@")
         known = packaged_as(model.backbone) if isinstance(model, PromptedModel) and model.backbone else None
         if known is not None:
             where = f"{known.title}, which `coordinator backbone add {known.name}` makes"
@@ -98,7 +98,7 @@ def causal_card(
         f"folder, and run {given}:",
         "",
         "```python",
-        *_library_program(document, encoder, library),
+        *_library_program(document, encoder, library, commit),
         "```",
     ]
     named = "peft" if library == "peft" else "transformers"
@@ -216,10 +216,12 @@ def _onnx_program(facts: GeneratorFacts, encoder: "DialogueEncoder") -> list[str
     ]
 
 
-def _library_program(document: JobDocument, encoder: "DialogueEncoder", library: Literal["peft", "hf"]) -> list[str]:
+def _library_program(
+    document: JobDocument, encoder: "DialogueEncoder", library: Literal["peft", "hf"], commit: str
+) -> list[str]:
     model: Any = document.model
     peft = library == "peft"
-    where = "sys.argv[1]" if peft else '"."'
+    where = base_arguments(commit) if peft else '"."'
     return [
         "import sys",
         "import torch",

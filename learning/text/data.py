@@ -885,7 +885,7 @@ def check_dialogues(
 
 
 def dialogue_of(example: Example, roles: Collection[Role] = ROLES) -> Dialogue | None:
-    """The example's dialogue up to its last response, if that has a text and all turns are of these roles; else None."""
+    """The example's dialogue up to its last response, if that has a text and all roles are among these; else None."""
     found = None if example.dialogue is None else example.dialogue.answered
     if found is None or not found.turns or not found.turns[-1].text.strip():
         return None

@@ -39,7 +39,7 @@ class Dialogue:
 
     @property
     def answered(self) -> "Dialogue":
-        """The turns up to the last response, which are all that a model learns from. Without a response there are none."""
+        """The turns up to the last response, which are what a model learns from. Without a response there are none."""
         last = max((at for at, turn in enumerate(self.turns) if turn.role == "assistant"), default=-1)
         return Dialogue(self.turns[: last + 1])
 

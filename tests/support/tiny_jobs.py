@@ -11,7 +11,7 @@ from learning.backbones.stored import read_backbone
 from learning.models.assembly import assembled
 from learning.text.corpus import encoder_of
 from tacit.job import JobSpec
-from tests.support.tiny_models import saved
+from tests.support.tiny_models import saved, stored_in_halves
 
 LABELS = ["good", "bad", "so `so` | ü"]
 ENCODERS = {"bert": {}, "roberta": {}, "distilbert": {}}
@@ -64,14 +64,19 @@ def random_texts(pairs: bool, count: int = 24) -> list:
 
 
 class TinyJob:
-    """A job, the folder of its base, and our own module with random weights."""
+    """A job, the folder of its base, and our own module with random weights.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    `halves`: the base of a prompted job is stored in bfloat16.
+    """
+
+    def __init__(self, name: str, folder: Path, *, halves: bool = False) -> None:
         if name in ENCODERS:
             spec = self._encoder(name, folder)
         else:
             kind, injection, task = PROMPTED[name]
             saved(folder / "base", kind)
+            if halves:
+                stored_in_halves(folder / "base")
             model = {"architecture": "prompted", "base": "base", "max_tokens": 24, "injection": injection, "task": task}
             spec = {"model": model}
         whole = {"schema": 1, "name": name.replace(".", "-"), "labels": LABELS, "seed": 2} | spec

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "t5", "t5-v1.1")
@@ -123,6 +124,13 @@ def saved(folder: Path, kind: str, *, tokenizer: bool = True, max_shard_size: st
         family = {"distilbert": "bert", "electra": "bert", "t5-v1.1": "t5"}.get(kind, kind)
         (folder / "tokenizer.json").write_bytes(tokenizer_of(family))
     return folder
+
+
+def stored_in_halves(folder: Path) -> None:
+    """Stores a saved model in bfloat16, as many published ones are."""
+    file, config = folder / "model.safetensors", folder / "config.json"
+    save_file({name: each.bfloat16() for name, each in load_file(file).items()}, file, {"format": "pt"})
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "bfloat16"}))
 
 
 def changed(tokenizer: bytes, *keys: str, value: object) -> bytes:

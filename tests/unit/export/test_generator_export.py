@@ -6,6 +6,7 @@ import io
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from coordinator.cli.model import Format, Material, check_exportable, export_version
@@ -23,6 +25,7 @@ from learning.text.data import Example
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, read_bundle, write_bundle
 from tacit.job import JobSpec
+from tests.support.tiny_models import stored_in_halves
 from tests.support.tiny_writers import saved_writer
 from toolkit.console import CommandFailed
 
@@ -88,13 +91,18 @@ def program_of(folder: Path) -> str:
     return found[1]
 
 
-def run_here(folder: Path, *arguments: object) -> str:
-    """Runs the README's program in this process, where its libraries are imported already."""
+def run_here(folder: Path, *arguments: object, names: dict[str, Any] | None = None) -> str:
+    """Runs the README's program in this process, where its libraries are imported already.
+
+    `names` gets the program's own names.
+    """
     said = io.StringIO()
     (folder / "answer.py").write_text(program_of(folder), encoding="utf-8")
     with contextlib.chdir(folder), contextlib.redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["answer.py", *map(str, arguments)])
-        runpy.run_path("answer.py")
+        made = runpy.run_path("answer.py")
+    if names is not None:
+        names.update(made)
     return said.getvalue().removesuffix("\n")
 
 
@@ -136,6 +144,20 @@ def test_every_format_writes_the_same_answer(version: Material, onnx: Path, base
     else:
         with pytest.raises(CommandFailed, match="cannot be merged into its base; export it with --format peft"):
             exported(version, tmp_path / "hf", format=Format.HF)
+
+
+def test_the_readme_computes_in_float32_whatever_the_base_is_stored_in(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "base", tmp_path / "base")
+    stored_in_halves(tmp_path / "base")
+    version = trained(tmp_path, tmp_path / "job", "lora")
+    exported(version, tmp_path / "out")
+    exported(version, tmp_path / "peft", format=Format.PEFT)
+    made: dict[str, Any] = {}
+    assert run_here(tmp_path / "peft", tmp_path / "base", QUESTION, names=made) == written(tmp_path / "out")
+    with torch.no_grad():
+        found = made["model"](made["given"]).logits[0].numpy()
+    expected = Generator.load(tmp_path / "out", threads=1).logits(made["ids"])
+    assert np.abs(found - expected).max() < 1e-3
 
 
 @pytest.mark.long
@@ -206,6 +228,7 @@ def test_every_card_names_the_backbone_with_its_licence(
         exported(version, tmp_path / form, format=form)
         assert backbone_row(tmp_path / form) == f"{expected}; SHA-256 `{digest}` of its canonical file"
     assert f"where BASE is the folder or name of {where}:" in (tmp_path / "peft" / "README.md").read_text()
+    assert (f'revision="{"a" * 40}"' in program_of(tmp_path / "peft")) is (known == "hub")
 
 
 def test_what_does_not_fit_a_job_that_writes_is_refused(version: Material, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ READMES = [
 @pytest.mark.parametrize(("made", "cold"), READMES, indirect=["made"])
 def test_the_readme_says_how_to_run_it(made, cold, tmp_path):
     ours, out, _ = made
-    (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    code = program_of(out)
     imported = set(re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE))
     assert imported <= {"json", "peft", "safetensors", "sys", "tokenizers", "torch", "transformers"}
     text = ours.texts[2]
@@ -158,6 +158,25 @@ def test_the_readme_says_how_to_run_it(made, cold, tmp_path):
     answer = said.splitlines()[-1]
     label, probability = json.loads(answer) if adapter else answer.rsplit(" ", 1)
     assert (label, float(probability)) == (LABELS[best], pytest.approx(odds[best], abs=1e-5))
+
+
+@pytest.mark.parametrize("name", ["lora-head", "lora-bert"])
+def test_the_readme_computes_in_float32_whatever_the_base_is_stored_in(name, tmp_path):
+    ours = TinyJob(name, tmp_path, halves=True)
+    hub = ours.document.model.model_copy(update={"hub": f"owner/name@{'a' * 40}"})
+    ours.document = ours.document.model_copy(update={"model": hub})
+    exported(ours, tmp_path / "out")
+    code = program_of(tmp_path / "out")
+    # Of a folder there is no commit.
+    assert f'revision="{"a" * 40}"' in code
+    said = run_here(tmp_path / "out", code, [str(tmp_path / "base"), ours.texts[2]], tmp_path)
+    odds = np.exp(log_softmax(ours.logits()[2:3]))[0]
+    assert json.loads(said.splitlines()[-1]) == [LABELS[int(odds.argmax())], pytest.approx(odds.max(), abs=1e-5)]
+
+
+def program_of(folder: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    return code
 
 
 def run_apart(folder: Path, code: str, arguments: list[str], home: Path) -> str:
