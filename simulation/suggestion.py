@@ -53,7 +53,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from learning.accounting.calibration import calibrate
-from learning.accounting.costs import Noised, adjacency_of, event_of_job, releases_of
+from learning.accounting.costs import Noised, adjacency_of, event_of_job, measured_round, releases_of
+from learning.accounting.events import PrivacyEvent
 from learning.accounting.expected_noise import Values
 from learning.accounting.planning import Setting, cost_of_job, noise_to_signal, with_multiplier
 from learning.accounting.spend import Limit
@@ -228,6 +229,7 @@ def budget_of(
 def with_noise_for(job: JobSpec, situation: Situation) -> JobSpec:
     """Return the job with the smallest noise at which the smallest member's empty ledger admits all of its rounds.
 
+    In a job with metrics, that is a member that measures in every round that may be measured.
     A job without a mechanism, or a situation without an epsilon, is returned unchanged.
 
     Raises:
@@ -239,17 +241,14 @@ def with_noise_for(job: JobSpec, situation: Situation) -> JobSpec:
         return job
     shared = None if situation.values is None else situation.values.shared
     limit = Limit(epsilon, situation.delta, adjacency_of(mechanism), mechanism.unit)
-    multiplier = calibrate(
-        lambda at: event_of_job(
-            job,
-            with_multiplier(mechanism, at),
-            situation.examples,
-            values=shared,
-            members=max(situation.members, job.rounds.target_members),
-        ),
-        releases_of(mechanism, job.rounds.count),
-        limit,
-    )
+    most = max(situation.members, job.rounds.target_members)
+
+    def event_at(multiplier: float) -> PrivacyEvent:
+        noised = with_multiplier(mechanism, multiplier)
+        event = event_of_job(job, noised, situation.examples, values=shared, members=most)
+        return event if job.metrics is None else measured_round(event, job.metrics, limit.adjacency)
+
+    multiplier = calibrate(event_at, releases_of(mechanism, job.rounds.count), limit)
     return changed(job, mechanism=with_multiplier(mechanism, multiplier))
 
 

@@ -475,16 +475,18 @@ class _Heads:
             self.report(f"no head on the frozen encoder beside the job: {error}")
 
     def _head(self, model: PromptedModel) -> JobSpec:
-        """Return the job with a head alone: the job's own head if it has one."""
+        """Return the job with a head alone, its own if it has one, without noise and so without metrics."""
         if head_alone(self.job):
-            return changed(self.job, mechanism=NoMechanism())
+            return changed(self.job, mechanism=NoMechanism(), metrics=None)
         task = Head() if model.template.pairs else Head(start="labels")
         if isinstance(model.task, Head):
             task = task.model_copy(
                 update={"pairs": model.task.pairs, "start": "random" if model.task.pairs else "labels"}
             )
         plain = model.model_copy(update={"injection": NoInjection(), "task": task, "dropout": 0.0})
-        return changed(self.job, model=plain, mechanism=NoMechanism(), training=Training(), method=FedAvg())
+        return changed(
+            self.job, model=plain, mechanism=NoMechanism(), metrics=None, training=Training(), method=FedAvg()
+        )
 
     def _accuracies(self, spec: JobSpec) -> tuple[float, float]:
         # Half of the time is left for what was asked for.

@@ -18,7 +18,7 @@ from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.costs import event_of_job
 from learning.accounting.expected_noise import Values
 from learning.mechanisms.banded import best_coefficients
-from simulation.suggestion import DELTA, Situation, suggest, with_noise_for
+from simulation.suggestion import DELTA, Situation, budget_of, suggest, with_noise_for
 from tacit.job import JobSpec
 from tacit.mechanism import DpSgd
 from tests.support.places import ROOT
@@ -237,6 +237,24 @@ def test_noise_for_a_budget_pays_once_for_a_job_whose_noise_is_correlated():
     assert event.steps == 12
     # The whole job is one event. Eight of them would need much more noise.
     assert 0.97 * 4.0 < epsilon_at_gate(event, DELTA, "add-remove") <= 4.0
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_job_with_metrics_keeps_the_noise_that_was_written(sampling):
+    """What its metrics cost is in its budget, and is not spent again on less noise."""
+    spec = job_of(
+        mechanism={"name": "gaussian-update", "noise_multiplier": 9.0, "lot": 40, "sampling": sampling},
+        metrics={"noise_multiplier": 4.0, "every": 2},
+        rounds={"count": 8, "min_members": 3},
+    )
+    found = with_noise_for(spec, Situation(400, 3, budget_of(spec, 400, 3)))
+    assert found.mechanism.noise_multiplier == 9.0
+
+
+def test_what_is_proposed_for_a_job_with_metrics_passes_for_a_member_that_measures():
+    spec = job_of(mechanism={"name": "dp-sgd", "noise_multiplier": 1.0}, metrics={"noise_multiplier": 8.0})
+    found = suggest(spec, Situation(400, 3, 8.0)).job
+    assert 7.5 < budget_of(found, 400, 3) <= 8.0 * (1 + 1e-5)
 
 
 @pytest.mark.parametrize(
