@@ -4,8 +4,8 @@
     hf     the base with LoRA merged into it, for `AutoModelForCausalLM.from_pretrained`
 
 Guarantees: before anything is written, the library itself computes with exactly the files, and the logits differ from
-the trained model's by at most `TOLERANCE`. The same version gives the same bytes. Merged weights go through memory one
-tensor at a time.
+the trained model's by at most `TOLERANCE`. The same version gives the same bytes on every machine, but for the measured
+difference in the README. Merged weights go through memory one tensor at a time.
 
 A soft prompt is no weight of the base, so it has no merged form: `check_causal_format` names the format to use.
 """

@@ -4,8 +4,8 @@ The file is a safetensors file under transformers' names. In float32 it is the f
 graph reads the same bytes (`export.causal_graph`). With int8, each matrix is in blocks of `BLOCK` values along its
 inputs, which share a scale; norms and biases stay float32.
 
-Guarantees: the same values give the same bytes. LoRA's change is added in float32, in the order in which the library
-computes it: alpha / rank * (up @ down).
+Guarantees: the same values give the same bytes, on every processor and with any number of threads
+(`learning.models.merging`).
 """
 
 import json
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from export.causal_changes import Change
 from export.causal_graph import BLOCK, Place
 from export.onnx_form import GraphPrecision
+from learning.models.merging import add_change
 
 __all__ = ["places_of", "quantised", "write_weights"]
 
@@ -146,8 +147,6 @@ def _merged(values: NDArray[np.float32], changes: Sequence[Change], inwards: boo
     whole = np.array(values, dtype=np.float32)
     outwards = whole.T if inwards else whole
     # Values that overflow are found when the export is compared with the trained model.
-    with np.errstate(over="ignore", invalid="ignore"):
-        for change in changes:
-            part = outwards[change.first : change.first + len(change.up)]
-            part += np.float32(change.scale) * (change.up @ change.down)
+    for change in changes:
+        add_change(outwards[change.first : change.first + len(change.up)], change.up, change.down, change.scale)
     return whole

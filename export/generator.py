@@ -2,7 +2,9 @@
 
 Guarantees: onnxruntime ran what is written beside the training stack, on dialogues alone and in batches, at once and
 token by token from the cache. In float32 the logits differ by at most `TOLERANCE`; otherwise nothing is written. The
-same version gives the same bytes. Weights go through memory one tensor at a time.
+same version gives the same weights and graph on every machine. What torch computes, the cache of a soft prompt and the
+measured difference (`parity`), has other last digits on other processors and numbers of threads. Weights go through
+memory one tensor at a time.
 
 Order: weights with LoRA merged, the graph over them, the cache of a soft prompt, comparison, card, bundle.
 """

@@ -5,8 +5,10 @@
     LoRA                           an adapter for peft, on the base that the job was made with
 
 Guarantees: before anything is written, transformers' own modules compute with exactly the tensors of the files, and the
-logits are the trained model's within the limit of `checked_parity`. The same version gives the same bytes. Without the
-class file transformers refuses the folder, so nobody gets an untrained pooler instead of the mean that the job trained.
+logits are the trained model's within the limit of `checked_parity`. The same version gives the same bytes on every
+machine, but for what torch computes: the values of a prompt's encoder, and the measured difference in the README.
+Without the class file transformers refuses the folder, so nobody gets an untrained pooler instead of the mean that the
+job trained.
 
 Left out, with a sentence that names the format to use: models that transformers does not know, and prompts that peft
 has no equivalent for.
@@ -258,7 +260,7 @@ def _changed(module: "PromptedModule") -> dict[str, NDArray[np.float32]]:
     found = {}
     for name, layer in module.layers.named_modules():
         if isinstance(layer, Adapted):
-            found[f"encoder.{name}.weight"] = layer.merged().numpy()
+            found[f"encoder.{name}.weight"] = layer.merged()
         elif not name.endswith((".up", ".down")):
             found |= {
                 f"encoder.{name}.{short}": each.detach().numpy()

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from learning.models.merging import add_change
+
 __all__ = ["LowRank", "Matrix", "encoder_matrices", "encoder_stack"]
 
 
@@ -114,7 +116,7 @@ class LowRank(nn.Linear):
         """Adds the change to the layer's own matrix."""
         if self._change is not None:
             down, up = self._change
-            self.weight.add_(self._scale * (up.weight @ down.weight))
+            add_change(self.weight.numpy(), up.weight.numpy(), down.weight.numpy(), self._scale)
             self._change = None
 
     def start(self, random: np.random.Generator) -> None:

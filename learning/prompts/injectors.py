@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from learning.models.classifier import Dropout
 from learning.models.lstm import LSTM
+from learning.models.merging import add_change
 from learning.prompts.setting import Injection, LoRA, PrefixTuning, PromptTuning, PTuning
 
 __all__ = ["Adapted", "Prompt", "prompt_for"]
@@ -151,10 +152,11 @@ class Adapted(nn.Module):
         change: Tensor = self._scale * self.up(self.down(x))
         return found + change.to(found.dtype)
 
-    @torch.no_grad()
-    def merged(self) -> Tensor:
+    def merged(self) -> NDArray[np.float32]:
         """(out, in) The frozen matrix with the change added."""
-        return self.frozen.weight + self._scale * (self.up.weight @ self.down.weight)
+        found = self.frozen.weight.numpy(force=True).copy()
+        add_change(found, self.up.weight.numpy(force=True), self.down.weight.numpy(force=True), self._scale)
+        return found
 
     def start(self, random: Random) -> None:
         """Sets `down` uniform within 1 / sqrt(in); `up` stays zero."""

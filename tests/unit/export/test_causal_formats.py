@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from export.causal_changes import lora_changes, stores_inwards
 from export.causal_hugging_face import adapter_files, common_files, write_merged
 from export.generating import Cache, open_session
-from export.generator import checked_generator, starting_cache, write_graph
+from export.generator import checked_generator, starting_cache, trained_arrays, write_graph
 from export.onnx import ParityFailed
 from export.onnx_form import FormRefused, check_graph
 from learning.causal.backbone import CausalBackbone
@@ -23,6 +25,7 @@ from learning.text.turns import Dialogue
 from tacit.bundle import WEIGHTS_FILE
 from tacit.generation import TEMPLATES
 from tacit.prompt import Generate, LoRA, PrefixTuning, PromptedModel, PromptTuning
+from tests.support.plain_merging import looped
 from tests.support.tiny_generators import FAMILIES, VOCABULARY, causal_library_model, flat_of, tensors_of
 from tests.support.tiny_writers import writer_tokenizer
 
@@ -146,6 +149,24 @@ def test_peft_loads_the_adapter(family: str, injection: str, tmp_path: Path) -> 
     with torch.no_grad():
         found = adapted(input_ids=given, attention_mask=torch.ones_like(given)).logits[0, -len(ids) :]
     assert_close(found, logits_of(module, ids))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_merged_weights_are_the_bytes_of_a_plain_loop(family: str, tmp_path: Path) -> None:
+    """A BLAS has others on other processors, and with other numbers of threads."""
+    module, _ = trained(family, "lora")
+    config = module.backbone.config
+    changes = lora_changes(config, trained_arrays(module), 24.0)
+    write_merged(module, 24.0, tmp_path / WEIGHTS_FILE)
+    found = load_file(tmp_path / WEIGHTS_FILE)
+    for name, base in tensors_of(causal_library_model(family)).items():
+        expected = base.copy()
+        outwards = expected.T if stores_inwards(config) else expected
+        for each in changes.pop(name.removesuffix(".weight"), []):
+            part = outwards[each.first : each.first + len(each.up)]
+            part[...] = looped(part.copy(), each.up, each.down, each.scale)
+        assert found[name].tobytes() == expected.tobytes(), name
+    assert not changes
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,10 +9,11 @@ import torch
 from torch.nn import functional
 
 from learning.models import build, division_of, shared_parameters, values_of
-from learning.models.adapters import encoder_matrices
+from learning.models.adapters import LowRank, encoder_matrices
 from learning.models.transformer import EncoderInvalid, TransformerClassifier
 from tacit.method import FedAvg, FedVocab, LgFedAvg
 from tacit.model import TransformerModel
+from tests.support.plain_merging import looped
 
 torch.set_num_threads(1)
 VOCABULARY, LABELS, PAD = 30, 4, 0
@@ -84,6 +85,18 @@ def test_a_change_is_alpha_over_rank_times_up_of_down(config) -> None:
         layer.weight.add_(3.0 * change["up"].weight @ change["down"].weight)
     torch.testing.assert_close(module(IDS), plain(IDS), rtol=0, atol=1e-5)
     assert not torch.allclose(module(IDS), made(config, None)(IDS), atol=1e-2)
+
+
+@torch.no_grad()
+def test_merging_adds_the_bytes_of_a_plain_loop() -> None:
+    torch.manual_seed(1)
+    layer = LowRank(torch.nn.Linear(96, 40), rank=8, alpha=24.0)
+    for each in layer.change.values():
+        each.weight.normal_()
+    up, down = (layer.change[name].weight.numpy().copy() for name in ("up", "down"))
+    expected = looped(layer.weight.numpy(), up, down, 3.0)
+    layer.merge()
+    assert layer.weight.numpy().tobytes() == expected.tobytes()
 
 
 @of_each
