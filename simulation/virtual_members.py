@@ -314,7 +314,10 @@ class Worker:
         return vector
 
     def train_alone(self, place: int, epochs: int) -> None:
-        """Train a member alone (`local`) for some epochs, with the same loop. All of its model is then its own."""
+        """Train a member alone (`local`) for some epochs, with the same loop. All of its model is then its own.
+
+        Logits are not adjusted: what it learns alone is used as it is, with its own label proportions.
+        """
         from learning.methods import Setting, phases_of
         from learning.models.division import EVERYTHING_SHARED
         from learning.training.local import train
@@ -329,7 +332,8 @@ class Worker:
         rows = module.embedding.num_embeddings
         setting = Setting(names, division, len(read.ids), epochs, rows, trains_private=True, seed=seed)
         phases = phases_of(Local(), setting)
-        train(module, read.ids, read.labels, job.training, seed=seed, phases=phases, device=self._world.device)
+        plain = job.training.model_copy(update={"logit_adjustment": False})
+        train(module, read.ids, read.labels, plain, seed=seed, phases=phases, device=self._world.device)
         states.save(place, tokenizer if job.own_vocabulary else None, EVERYTHING_SHARED.shared(module))
 
     def score(

@@ -336,6 +336,24 @@ def test_local_trains_every_member_and_shares_nothing(tmp_path, own):
     assert not np.array_equal(heads[0], heads[1])
 
 
+def test_a_member_alone_learns_its_own_label_proportions_under_adjusted_logits_too(tmp_path):
+    """Nobody adds them to its logits afterwards, and with one label an adjusted loss would have no gradient."""
+    rows = [Example(text, "LOC") for text in ("what is the city 7", "where is the river")] * 6
+    worlds = []
+    for name in ("plain", "adjusted"):
+        (tmp_path / name).mkdir()
+        world = replace(world_of(tmp_path / name, FedVocab(), alone=True), members=[Held(rows, (), rows[:2])])
+        training = world.bundle.document.training.model_copy(update={"logit_adjustment": name == "adjusted"})
+        document = world.bundle.document.model_copy(update={"training": training})
+        worlds.append(replace(world, bundle=replace(world.bundle, document=document)))
+        Crew(worlds[-1]).train_alone(4)
+    plain, adjusted = (States(world.states).load(0)[1] for world in worlds)
+    start = worlds[0].bundle.manifest.unflatten(worlds[0].bundle.manifest.decode(worlds[0].bundle.weights))
+    assert not np.array_equal(plain["output.bias"], start["output.bias"])
+    for name, array in plain.items():
+        assert np.array_equal(array, adjusted[name]), name
+
+
 def test_later_states_do_not_change_a_snapshot(tmp_path):
     states = States(tmp_path / "now")
     states.save(3, b"words", {"a": np.ones(2, np.float32)})
