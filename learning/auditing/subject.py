@@ -172,7 +172,8 @@ class Subject:
         if not (isinstance(module, PromptedModule) and isinstance(model, PromptedModel) and model.caches_features):
             return None
         with module.computing_in(self.job.training.precision):
-            return features_of(module, corpus.read().ids, kind_of(self.job), self.features, self.device)
+            kind = kind_of(self.job, precision=self.job.training.precision)
+            return features_of(module, corpus.read().ids, kind, self.features, self.device)
 
 
 class Gradients:

@@ -4,8 +4,8 @@ Guarantees:
 
 - A row's features are a function of the row's tokens and of public files. They depend on no other row: rows are
   computed in batches of one size, padded to a length that follows from the row's own.
-- The key of a row's features covers everything that they depend on: the backbone, the tokenizer, the layers, what
-  centres them, and the row's tokens. So an edited row is computed again, and it alone.
+- The key of a row's features covers everything that they depend on: the backbone, the precision in which it computes,
+  the tokenizer, the layers, what centres them, and the row's tokens. So an edited row is computed again, and it alone.
 - A store holds at most `max_bytes`. Rows beyond that are computed in every round, and so are rows whose features are no
   finite numbers: a row that once failed, for want of memory say, is tried again.
 - Rows are computed in parts, and a part that was computed stays in the store, whatever ends the rest. What is left is
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.training.outcome import TrainingCancelled
-from tacit.job import JobDocument
+from tacit.job import JobDocument, Precision
 from tacit.prompt import Head, PromptedModel
 
 if TYPE_CHECKING:
@@ -142,11 +142,12 @@ class FeatureStore:
         return len(self._rows) > before
 
 
-def kind_of(job: JobDocument, *, onnx: bytes | None = None) -> bytes:
+def kind_of(job: JobDocument, *, precision: Precision = "float32", onnx: bytes | None = None) -> bytes:
     """The key of what computes a job's features, 32 bytes.
 
     Args:
         job: The job.
+        precision: What the backbone computes in. A training does in the job's precision, everything else in float32.
         onnx: The digest of the ONNX file that computes them; None: torch computes them from the backbone.
 
     Raises:
@@ -159,6 +160,7 @@ def kind_of(job: JobDocument, *, onnx: bytes | None = None) -> bytes:
     facts = {
         "backbone": None if model.backbone is None else model.backbone.hex(),
         "config": model.config,
+        "precision": precision,
         "tokenizer": None if job.tokenizer is None else job.tokenizer.hex(),
         "layers": model.task.layers,
         "pairs": model.task.pairs,

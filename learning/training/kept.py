@@ -91,7 +91,7 @@ class Kept(KeptModule):
             TrainingCancelled: `cancelled` returned True.
         """
         if self._kind is None:
-            self._kind = kind_of(job)
+            self._kind = kind_of(job, precision=job.training.precision)
         ids = corpus.read().ids
         try:
             return stored_features(ids, corpus.pad_id, width, self._kind, corpus.features, _absent)

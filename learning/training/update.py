@@ -152,8 +152,9 @@ def train_update(
         task: LocalTraining | HeadTraining
         if isinstance(module, PromptedModule) and isinstance(job.model, PromptedModel) and job.model.caches_features:
             with module.computing_in(job.training.precision):
+                kind = kind_of(job, precision=job.training.precision)
                 features = features_of(
-                    module, read.ids, kind_of(job), corpus.features, device, cancelled=cancelled, reading=reading
+                    module, read.ids, kind, corpus.features, device, cancelled=cancelled, reading=reading
                 )
             task = head_training(
                 job, recipe, _head_of(module), features, corpus, seed, correlated, watch, cancelled, losses.failed

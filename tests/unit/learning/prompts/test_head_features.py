@@ -20,6 +20,7 @@ from learning.prompts.features import FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel
 from learning.text.corpus import EncodedExamples
 from learning.text.data import Example
+from learning.training.kept import Kept
 from learning.training.outcome import TrainingCancelled
 from learning.training.update import train_update
 from simulation.scoring import answers_of
@@ -374,3 +375,44 @@ def test_a_row_that_failed_once_is_computed_again():
     store.read(b"kind", keys, compute)
     assert asked == [[0, 1, 2], [1], [1]]
     assert keeper.saved == [[b"first", b"third"], sorted(keys)]
+
+
+@pytest.mark.parametrize("makes", [lambda: None, Kept], ids=["a member", "a kept head"])
+def test_a_training_reads_no_features_of_another_precision(folder, makes):
+    recipe = {"epochs": 5, "batch": 10, "learning_rate": 0.05}
+    jobs = [bundled(folder, name=each, training=recipe | {"precision": each}) for each in ("float32", "bfloat16")]
+    assert jobs[0].weights == jobs[1].weights
+
+    def change(job, store):
+        update = train_update(
+            job=job.document,
+            manifest=job.manifest,
+            corpus=EncodedExamples(examples(), job.document, job.tokenizer, store),
+            base=job.weights,
+            protection=protection_of(job.document, 40),
+            frozen=job.frozen,
+            backbone=whole(job)[2],
+            random=secure_agg.SystemRandom(),
+            seed=1,
+            device="cpu",
+            progress=lambda *_: None,
+            cancelled=lambda: False,
+            kept=makes(),
+        )
+        return update.change.tobytes()
+
+    alone = [change(job, FeatureStore()) for job in jobs]
+    assert alone[0] != alone[1]
+    for order in ((0, 1), (1, 0)):
+        store = FeatureStore()
+        assert [change(jobs[place], store) for place in order] == [alone[place] for place in order]
+
+
+def test_a_version_is_scored_on_features_in_float32_whatever_it_was_trained_on(folder):
+    """What is exported and answers later computes in float32."""
+    jobs = [bundled(folder, name=each, training={"precision": each}) for each in ("float32", "bfloat16")]
+    kinds = [kind_of(each.document, precision=each.document.training.precision) for each in jobs]
+    assert kinds[0] == kind_of(jobs[0].document) == kind_of(jobs[1].document) != kinds[1]
+    values = jobs[0].manifest.decode(jobs[0].weights)
+    logits = [answers_of(job, values, examples(), store)[0] for store in [FeatureStore()] for job in jobs]
+    assert np.array_equal(*logits)
