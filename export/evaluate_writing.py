@@ -1,7 +1,7 @@
 """Measures an exported model that writes, on prompts and responses, with nothing but the exported model.
 
-Rows are cut as in training, so the loss is that of a job's own rule. A row is a dialogue that ends with a response.
-Rows with the same prompt are references of one answer.
+Rows are cut as in training, so the loss is that of a job's own rule. A row is a dialogue with a response, and its turns
+after the last one are left out, as in training. Rows with the same prompt are references of one answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def evaluate_generator(
 
     Args:
         folder: A bundle of kind `generator`.
-        dialogues: Rows that end with a response.
+        dialogues: Rows with a response.
         answering: How answers are generated; None generates none.
         threads: Of one step; 0: one for each core.
         cancelled: Asked before every row and every token of an answer. True cuts the evaluation off, and the figures
@@ -94,11 +94,11 @@ def evaluate_generator(
     generator = Generator.load(folder, threads=threads)
     tokenizer = read_bundle(folder, "generator", unread=(WEIGHTS_FILE,)).files["tokenizer.json"]
     encoder = DialogueEncoder(tokenizer, generator.facts.template, generator.facts.max_tokens)
-    ending = [each for each in dialogues if each.turns and each.turns[-1].role == "assistant"]
-    ids, targets, usable = encoder.encode_usable(ending)
+    answered = [each.answered for each in dialogues]
+    ids, targets, usable = encoder.encode_usable(answered)
     if not len(usable):
         raise DataInvalid("no row has a prompt and a response that the model can read; give at least one")
-    rows = [ending[at] for at in usable]
+    rows = [answered[at] for at in usable]
     unusable = len(dialogues) - len(rows)
     losses, correct, counts = _scores(generator, ids, targets, cancelled)
     if not len(losses):

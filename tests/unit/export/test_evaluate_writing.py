@@ -84,6 +84,15 @@ def test_rows_without_a_response_count_nowhere(made: tuple[Path, DialogueEncoder
         evaluate_generator(folder, [Dialogue.of("Nothing?")], threads=1)
 
 
+def test_what_a_user_says_after_the_last_response_is_left_out(made: tuple[Path, DialogueEncoder, Any]) -> None:
+    """Training reads such a row up to its last response."""
+    folder, _, _ = made
+    asked = [Dialogue((*each.turns, Turn("user", "Thank you."), Turn("user", "Bye."))) for each in ROWS]
+    found = evaluate_generator(folder, asked, Answering(), threads=1)
+    assert found == evaluate_generator(folder, ROWS, Answering(), threads=1)
+    assert found.unusable == 0
+
+
 def test_a_prompt_without_room_is_refused(tmp_path: Path) -> None:
     write_generator_of(causal_library_model("llama"), tmp_path / "bundle")
     long = Dialogue.of("What is the capital of France? " * 60, "Paris")

@@ -139,6 +139,10 @@ def test_rows_that_cannot_be_learnt_are_counted():
         check_dialogues([system], ("user", "assistant"))
     later = Dialogue((*Dialogue.of("a", "b").turns, Turn("user", "c"), Turn("assistant", " ")))
     assert dialogue_of(Example("a", None, None, None, later)) is None
+    # What follows the last response is not learnt from, whatever its role.
+    ended = Dialogue((*Dialogue.of("a", "b").turns, Turn("user", "c"), Turn("system", "d")))
+    assert dialogue_of(Example("a", None, None, None, ended), ("user", "assistant")) == Dialogue.of("a", "b")
+    assert Dialogue.of("a").answered == Dialogue(())
 
 
 def test_a_dialogue_prints_no_text():
