@@ -11,7 +11,7 @@ Coins come from the plan's seed. They protect nobody, so rows must be public or 
 cannot get such coins: they are a class of this room, which `edge_client` may not import, and no call of a member takes
 a source or a seed (tests/unit/simulation/test_seeded_coins.py).
 
-Not simulated: TLS, phases, time, noised metrics, and correlated noise, whose steps belong to one process.
+Not simulated: TLS, phases, time and noised metrics.
 """
 
 import hashlib

@@ -168,7 +168,7 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
 
     Args:
         plan: rows, seeds and limits.
-        first: recipes to begin with; with none of them measured there is nothing to search around.
+        first: recipes to begin with, each once; with none of them measured there is nothing to search around.
         progress: told after each trial.
         search: whether to try the axes; without, only `first` is tried on all seeds.
 
@@ -177,6 +177,9 @@ def sweep(plan: Plan, first: Sequence[Candidate], progress: Progress, *, search:
     """
     began, rows = time.time(), len(plan.divided.validation)
     axes_end = began + _AXES_SHARE * (plan.until - began)
+    # Of equal recipes the earlier one counts: the suggestion may be the job as written.
+    earliest = {each.key: each for each in reversed(first)}
+    first = [each for each in first if earliest[each.key] is each]
     scored = {each.key: Scored(each) for each in first}
     done, ended = itertools.count(1), 0
     planned = len(first) * len(plan.seeds)

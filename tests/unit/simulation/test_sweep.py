@@ -6,10 +6,11 @@ from collections import Counter
 import pytest
 
 from coordinator.rounds.in_memory import InMemory
+from learning.accounting.expected_noise import values_of_file
 from learning.text.data import Example
 from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
-from simulation.suggestion import changed
+from simulation.suggestion import Situation, changed, suggest
 from simulation.sweep import NothingTried, axes_of
 from simulation.trial import Rows
 from simulation.trying import Asked, read_rows, try_job
@@ -71,6 +72,20 @@ def test_a_job_without_epsilon_keeps_what_it_costs_as_written(tried):
     written = next(each for each in found.tried if each.origin == "as written")
     assert "noise 0.3," in written.recipe
     assert found.epsilon > 50
+
+
+def test_a_job_that_is_the_suggestion_is_still_this_job(tried, tmp_path):
+    suggested = tried(search=False)[0].tried
+    (proposed,) = [each for each in suggested if each.origin == "suggested"]
+    spec = JobSpec.from_toml(tmp_path / "job.toml")
+    rows = read_rows(tmp_path / "rows.jsonl", spec, text="text", label="label")
+    values = values_of_file(spec, tmp_path)
+    spec = suggest(spec, Situation(24, 3, 50.0, values)).job
+    asked = Asked(members=3, epsilon=50.0, minutes=30.0, seeds=(0, 1), search=False)
+    found = try_job(spec, tmp_path, rows, asked, InMemory())
+    assert [(each.origin, each.recipe, each.seeds) for each in found.tried] == [("as written", proposed.recipe, 2)]
+    assert [each.which for each in found.verdicts] == ["this job"]
+    assert (found.trials, found.planned) == (2, 2)
 
 
 def test_the_time_limit_holds(tried):
