@@ -8,8 +8,9 @@ Definitions:
 - BLEU is that of the corpus (Papineni et al. 2002) with sacrebleu's own settings: tokens of mteval-v13a, no lower case,
   no smoothing but for an order without any match, and the reference length nearest to the answer's. It is in [0, 100].
 - ROUGE-L is the F measure of the longest common subsequence of words (Lin 2004), at best over a prompt's references,
-  and its mean over the prompts, in [0, 1]. Words are runs of letters and digits in lower case. The rouge-score package
-  gives the same for a to z; it drops all other letters, which we keep.
+  and its mean over the prompts, in [0, 1]. Words are runs of letters and digits in lower case, with their marks (the
+  vowel signs of Hindi are some), and with joiners between them. A script without spaces makes one word of all letters
+  between two signs. The rouge-score package gives the same for a to z; it drops all other letters, which we keep.
 - Exact match is the share of answers that equal a reference, but for runs of white space and Unicode's composed form.
 
 The interval of exact match is that of Wilson 1927 at 95 %. The others are percentile bootstraps at 95 % (Efron 1979)
@@ -21,9 +22,11 @@ for a version that was not chosen on the same file. They say nothing of another 
 
 import math
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +48,8 @@ __all__ = [
 RESAMPLES = 1000
 _TAIL = 2.5
 _ORDER = 4
-_WORDS = re.compile(r"[^\W_]+")
+# Zero width: they choose the form of the letters beside them.
+_JOINERS = "\u200c\u200d"
 
 Vector = NDArray[np.float64]
 
@@ -183,7 +187,14 @@ def same_text(answer: str, reference: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return _WORDS.findall(unicodedata.normalize("NFC", text).lower())
+    return _word().findall(unicodedata.normalize("NFC", text).lower())
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    # `\w` has no marks. One that stands alone, as behind an emoji, begins no word.
+    marks = "".join(each for each in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(each)[0] == "M")
+    return re.compile(rf"[^\W_](?:[{_JOINERS}]*(?:[^\W_]|[{marks}]))*")
 
 
 def _normal(text: str) -> str:

@@ -115,6 +115,23 @@ def test_rouge_l_reads_letters_beyond_a_to_z() -> None:
     assert rouge_l("caf\u00e9", ["cafe\u0301"]) == 1.0
 
 
+def test_rouge_l_reads_signs_that_are_parts_of_words() -> None:
+    # ka and ki of Hindi differ in their vowel signs alone.
+    assert rouge_l("\u0915\u093e", ["\u0915\u0940"]) == 0.0
+    assert rouge_l("\u0915\u0940 \u0915\u093e", ["\u0915\u0940"]) == pytest.approx(2 / 3)
+    # A virama joins two letters into one word.
+    assert rouge_l("\u0938\u094d\u0924", ["\u0938 \u0924"]) == 0.0
+    # A joiner within a word is a part of it. Beside a word it is none, and by itself no word.
+    joined = "\u0645\u06cc\u200c\u0631\u0648\u062f"
+    assert rouge_l(joined, [joined.replace("\u200c", " ")]) == 0.0
+    assert rouge_l(f"{joined}\u200c \u200d", [joined]) == 1.0
+    # Nor is a mark behind a sign.
+    assert rouge_l("\u2764\ufe0f yes", ["yes"]) == 1.0
+    # Letters without spaces are one word up to the next sign.
+    assert rouge_l("\u6211\u4eec\u6765\uff0c\u597d", ["\u6211\u4eec\u6765\u3002"]) == pytest.approx(2 / 3)
+    assert rouge_l("\u6211\u4eec\u6765", ["\u6211\u4eec\u53bb"]) == 0.0
+
+
 def test_exact_match_forgives_white_space_alone() -> None:
     assert same_text(" a  pub\n", "a pub")
     assert same_text("caf\u00e9", "cafe\u0301")
