@@ -1,5 +1,6 @@
 """`edge_client run` takes part in the federation's jobs with one file of data."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -145,6 +146,9 @@ def run(
     from toolkit.tls import tls_13_only
 
     tls_13_only()
+    # Read when numpy is loaded. Subnormal numbers are zero in the thread that trains (`learning.backbones.subnormals`),
+    # and not in others that numpy would multiply in. On a busy machine those take many times longer, too.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
     from edge_client.agent.runner import RunOptions, run_member
 
