@@ -46,6 +46,8 @@ __all__ = [
 
 # Draws of a bootstrap. The ends of an interval then rest on 25 draws each.
 RESAMPLES = 1000
+# Numbers of draws' counts that are in memory at once, twice.
+_COUNTS = 2**20
 _TAIL = 2.5
 _ORDER = 4
 # Zero width: they choose the form of the letters beside them.
@@ -130,12 +132,14 @@ def token_figures(
     columns = np.stack([losses, correct, counts], axis=1).astype(np.float64)
     sums = columns if prompts is None else _by_prompt(columns, prompts)
     sums = sums[sums[:, 2] > 0]
-    loss = _bootstrap(sums, lambda total: float(total[0] / total[2]), seed)
+    loss, accuracy = _bootstrap(
+        sums, [lambda total: float(total[0] / total[2]), lambda total: float(total[1] / total[2])], seed
+    )
     return TokenFigures(
         loss=loss,
         # The exponential is monotone, so it maps the ends of the interval.
         perplexity=Estimate(_exp(loss.value), _exp(loss.low), _exp(loss.high)),
-        accuracy=_bootstrap(sums, lambda total: float(total[1] / total[2]), seed),
+        accuracy=accuracy,
         rows=int((counts > 0).sum()),
         tokens=int(counts.sum()),
     )
@@ -158,9 +162,13 @@ def answer_figures(answers: Sequence[str], references: Sequence[Sequence[str]], 
         raise ValueError("a prompt has no reference; give at least one for each prompt")
     best = np.array([rouge_l(each, right) for each, right in zip(answers, references, strict=True)])
     same = sum(any(same_text(each, one) for one in right) for each, right in zip(answers, references, strict=True))
+    columns = np.column_stack([_bleu_counts(answers, references), best, np.ones_like(best)])
+    bleu, rouge = _bootstrap(
+        columns, [lambda total: _bleu(total[:-2]), lambda total: float(total[-2] / total[-1])], seed
+    )
     return AnswerFigures(
-        bleu=_bootstrap(_bleu_counts(answers, references), _bleu, seed),
-        rouge_l=_mean(best, seed),
+        bleu=bleu,
+        rouge_l=rouge,
         exact_match=Estimate(same / len(answers), *wilson(same, len(answers))),
         answers=len(answers),
         references=sum(map(len, references)),
@@ -230,10 +238,6 @@ def _bleu(total: Vector) -> float:
     )
 
 
-def _mean(values: Vector, seed: int) -> Estimate:
-    return _bootstrap(np.stack([values, np.ones_like(values)], axis=1), lambda total: float(total[0] / total[1]), seed)
-
-
 def _by_prompt(columns: Vector, prompts: Sequence[object]) -> Vector:
     """Adds up the rows of each prompt, in the order of the first of them."""
     places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
@@ -242,19 +246,33 @@ def _by_prompt(columns: Vector, prompts: Sequence[object]) -> Vector:
     return sums
 
 
-def _bootstrap(rows: Vector, figure: Callable[[Vector], float], seed: int) -> Estimate:
-    """A figure of the sum of all rows (N, k), and the percentiles of that of `RESAMPLES` draws of N rows."""
-    value = figure(rows.sum(axis=0))
-    if len(rows) < 2 or not math.isfinite(value):
-        return Estimate(value, math.nan, math.nan)
+def _bootstrap(rows: Vector, figures: Sequence[Callable[[Vector], float]], seed: int) -> list[Estimate]:
+    """Figures of the sum of all rows (N, k), and the percentiles of those of `RESAMPLES` draws of N rows."""
+    whole = rows.sum(axis=0)
+    values = [figure(whole) for figure in figures]
+    drawn = _drawn_sums(rows, seed) if len(rows) > 1 else None
+    return [
+        Estimate(value, math.nan, math.nan)
+        if drawn is None or not math.isfinite(value)
+        else Estimate(value, *map(float, np.percentile([figure(total) for total in drawn], [_TAIL, 100 - _TAIL])))
+        for figure, value in zip(figures, values, strict=True)
+    ]
+
+
+def _drawn_sums(rows: Vector, seed: int) -> Vector:
+    """(RESAMPLES, k) The sums of N rows drawn with replacement from rows (N, k)."""
     draws = np.random.Generator(np.random.Philox(seed))
-    # How often each row is drawn. Multinomial counts need no (RESAMPLES, N) indices.
-    times = draws.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=RESAMPLES)
-    with np.errstate(invalid="ignore"):
-        # Another figure's column may hold numbers that are not finite.
-        drawn = np.array([figure(total) for total in times @ rows])
-    low, high = np.percentile(drawn, [_TAIL, 100 - _TAIL])
-    return Estimate(value, float(low), float(high))
+    even = np.full(len(rows), 1 / len(rows))
+    sums = np.empty((RESAMPLES, rows.shape[1]))
+    block = max(1, _COUNTS // len(rows))
+    for first in range(0, RESAMPLES, block):
+        part = sums[first : first + block]
+        # How often each row is drawn.
+        times = draws.multinomial(len(rows), even, size=len(part))
+        with np.errstate(invalid="ignore"):
+            # A column may hold numbers that are not finite; the others are no worse for it.
+            part[:] = times @ rows
+    return sums
 
 
 def _exp(value: float) -> float:

@@ -1,12 +1,14 @@
 """The figures of a model that writes: by hand, beside the libraries that define them, and their intervals' coverage."""
 
 import math
+import tracemalloc
 import warnings
 
 import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
+from export import answer_figures as figures
 from export.answer_figures import answer_figures, rouge_l, same_text, token_figures
 
 ANSWERS = [
@@ -85,6 +87,28 @@ def test_a_seed_gives_the_same_interval_again() -> None:
     assert first == second
     assert first.bleu.value == other.bleu.value
     assert first.bleu.high != other.bleu.high
+
+
+def test_an_interval_needs_little_memory_and_does_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(5)
+    counts = draws.integers(1, 30, 100_000)
+    losses = counts * 2.0 + draws.normal(0, 1, len(counts))
+    monkeypatch.setattr(figures, "RESAMPLES", 50)
+    tracemalloc.start()
+    try:
+        whole = token_figures(losses, counts // 2, counts)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # All counts of the 50 draws are 40 MB, and 80 MB with those in floating point.
+    assert peak < 30e6
+    assert whole.loss.low < 2.0 < whole.loss.high
+    few = [token_figures(losses[:300], counts[:300] // 2, counts[:300])]
+    monkeypatch.setattr(figures, "_COUNTS", 2000)
+    few.append(token_figures(losses[:300], counts[:300] // 2, counts[:300]))
+    for name in ("loss", "accuracy"):
+        ends = [(getattr(each, name).low, getattr(each, name).high) for each in few]
+        assert ends[0] == pytest.approx(ends[1], rel=1e-12)
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
