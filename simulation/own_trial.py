@@ -6,7 +6,8 @@ that it did not train on, and on the test rows, with the model that `edge_client
 
 Guarantees: rows are dealt once, so a member is the same in all variants and seeds. In a seed all variants train on and
 are measured on the same rows of it, and a seed that the time limit cut counts for none. So a gain is a difference
-within each member, whatever the others are like. No choice depends on a figure: nothing is tuned.
+within each member, whatever the others are like. No choice depends on a figure: nothing is tuned. A variant whose
+training fails on any seed is left out of all of them.
 """
 
 import math
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learning.text.data import Example
+from learning.training.outcome import TrainingDiverged, TrainingLost
+from simulation.alone import alone_recipes
 from simulation.server import Server
 from simulation.suggestion import changed
 from simulation.trial import Divided, RowsUnfit
 from tacit.job import JobSpec
+from tacit.mechanism import DpSgd
 from tacit.method import FedAvg, private_parts
 from tacit.model import TransformerModel
 
@@ -123,6 +127,7 @@ class OwnReport:
         cut: the time limit left seeds or variants out.
         ungrouped: sentences on groups that these members do not have.
         attacked: sentences on what an attacker with the public table reads in one member's step.
+        failed: sentences on variants and seeds that are left out because a training failed.
     """
 
     variants: Mapping[str, Accuracy]
@@ -135,6 +140,7 @@ class OwnReport:
     cut: bool
     ungrouped: tuple[str, ...] = ()
     attacked: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -149,6 +155,7 @@ class OwnReport:
             "cut_by_time": self.cut,
             "ungrouped": list(self.ungrouped),
             "attacked": list(self.attacked),
+            "failed": list(self.failed),
         }
 
 
@@ -306,9 +313,11 @@ def try_own(
 
     Raises:
         RowsUnfit: a member has too few rows.
+        TrainingDiverged, TrainingLost: the job as written failed on the first seed. What fails otherwise is left out.
         ValueError: a bundle cannot be made.
     """
     found: dict[str, list[list[Accuracy]]] = {}
+    failed: list[str] = []
     cut, played, attacked = False, list[int](), tuple[str, ...]()
     with tempfile.TemporaryDirectory(prefix="tacit-try-") as scratch:
         bundles = {
@@ -320,21 +329,36 @@ def try_own(
         names = (_WRITTEN, _ALONE, *(name for name in bundles if name != _WRITTEN))
         for at, seed in enumerate(seeds):
             scores: dict[str, list[Accuracy]] = {}
-            for name in names if not at else found:
+            whole = True
+            for name in names if not at else [*found]:
                 if late() and (at or name not in (_WRITTEN, _ALONE)):
                     cut = True
                     break
                 report(f"seed {seed}: {name}")
                 states = Path(scratch) / f"states {at} {name}"
                 bundle = bundles[_WRITTEN if name == _ALONE else name]
-                scores[name], world, version = _played(
-                    bundle, parted[at], divided.test, seed, states, server, cores, alone=name == _ALONE
-                )
+                try:
+                    scores[name], world, version = _played(
+                        bundle, parted[at], divided.test, seed, states, server, cores, alone=name == _ALONE
+                    )
+                except (TrainingDiverged, TrainingLost) as error:
+                    if name == _WRITTEN and not at:
+                        raise
+                    failed.append(_left_out(name, seed, error, job))
+                    report(failed[-1])
+                    if name == _WRITTEN:
+                        whole = False
+                        break
+                    # Its means would be of other seeds than the job's.
+                    found.pop(name, None)
+                    continue
                 if not at and name == _WRITTEN:
                     attacked = _attacked(world, version, members, seed)
             if at and cut:
                 # Means over other seeds than the other variants' would not be of the same rows.
                 break
+            if not whole:
+                continue
             for name, each in scores.items():
                 found.setdefault(name, []).append(each)
             played.append(seed)
@@ -349,7 +373,7 @@ def try_own(
         if name != _WRITTEN
         for gain in gains(means[_WRITTEN], accuracies, name, members)
     ]
-    tested = [len(test) for crew in parted[: len(played)] for _, test in crew]
+    tested = [len(test) for seed, crew in zip(seeds, parted, strict=True) if seed in played for _, test in crew]
     return OwnReport(
         variants={name: _mean(accuracies) for name, accuracies in means.items()},
         own={name: tuple(each.own for each in accuracies) for name, accuracies in means.items()},
@@ -361,7 +385,18 @@ def try_own(
         cut=cut,
         ungrouped=_groups(members)[1],
         attacked=attacked,
+        failed=tuple(failed),
     )
+
+
+def _left_out(name: str, seed: int, error: Exception, job: JobSpec) -> str:
+    """Say what a failed training leaves out."""
+    if name == _WRITTEN:
+        return f"Seed {seed} is left out, because {name} failed on it: {error}."
+    # The rate of this recipe is not the job's, so lowering that would change nothing.
+    own = name == _ALONE and isinstance(job.mechanism, DpSgd)
+    why = str(error).partition("; lower ")[0] if own else str(error)
+    return f'"{name}" is left out, because it failed on seed {seed}: {why}.'
 
 
 def _compared(rows: Sequence[Example], public: bytes | None) -> Compared:
@@ -383,7 +418,7 @@ def _played(
     *,
     alone: bool,
 ) -> "tuple[list[Accuracy], World, bytes]":
-    """Play all rounds, or train each member alone for as many epochs as it would in them, and measure all members.
+    """Play all rounds, or train each member alone (`simulation.alone`), and measure all members.
 
     Returns:
         The members' accuracies, and what played them: the world with its states, and the last version.
@@ -409,7 +444,7 @@ def _played(
     with crew_of(world, cores) as crew:
         version = bundle.weights
         if alone:
-            crew.train_alone(max(1, round(rounds.count * size / len(members) * document.training.epochs)))
+            crew.train_alone([alone_recipes(document, len(train), size / len(members)) for train, _ in members])
         else:
             values, state = bundle.manifest.decode(version), server.state(document)
             for number in range(1, rounds.count + 1):

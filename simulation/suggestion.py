@@ -59,10 +59,11 @@ from learning.accounting.expected_noise import Values
 from learning.accounting.planning import Setting, cost_of_job, noise_to_signal, with_multiplier
 from learning.accounting.spend import Limit
 from tacit.job import JobSpec
+from tacit.job_body import JobBody
 from tacit.job_parts import Training
 from tacit.mechanism import DistributedGaussian, DpSgd, Mechanism, NoMechanism
 from tacit.method import FedAvg, FedProx
-from tacit.model import BiLSTMModel, PromptedModel, TextCNNModel, TransformerModel
+from tacit.model import PromptedModel, TextCNNModel, TransformerModel
 
 __all__ = [
     "DELTA",
@@ -76,6 +77,7 @@ __all__ = [
     "changed",
     "head_alone",
     "head_steps",
+    "plain_recipe",
     "suggest",
     "why_a_head_stays",
     "why_weaker",
@@ -148,7 +150,7 @@ class Suggestion:
     reasons: tuple[str, ...]
 
 
-def head_alone(job: JobSpec) -> bool:
+def head_alone(job: JobBody) -> bool:
     """Tell whether a job trains a head on a frozen encoder and nothing else."""
     return isinstance(job.model, PromptedModel) and job.model.caches_features
 
@@ -395,25 +397,35 @@ def _calmed(job: JobSpec, rate: float, situation: Situation) -> float:
     return min(rate, float(f"{_MAX_DRIFT / drift:.2g}"))
 
 
-def _plain(job: JobSpec, situation: Situation) -> Suggestion:
+def plain_recipe(job: JobBody, examples: int) -> tuple[Training, int]:
+    """Return what a member trains by in a round without noise, and the number of rounds, by rules 10 to 12.
+
+    Args:
+        job: has the model.
+        examples: rows of the smallest member.
+    """
     if head_alone(job):
-        training = Training(epochs=_HEAD_EPOCHS, batch=256, optimiser="adam", learning_rate=_HEAD_RATE)
+        return Training(epochs=_HEAD_EPOCHS, batch=256, learning_rate=_HEAD_RATE), _HEAD_PLAIN_ROUNDS
+    batch = min(32, examples)
+    epochs = min(_MAX_EPOCHS, max(1, round(_PLAIN_STEPS * batch / examples)))
+    return Training(epochs=epochs, batch=batch, learning_rate=_plain_rate(job)), _PLAIN_ROUNDS
+
+
+def _plain(job: JobSpec, situation: Situation) -> Suggestion:
+    training, rounds = plain_recipe(job, situation.examples)
+    unprotected = "no noise: the job has no differential privacy guarantee"
+    if head_alone(job):
         reasons: tuple[str, ...] = (
-            f"a head alone: Adam at {_HEAD_RATE:g}, {_HEAD_PLAIN_ROUNDS} rounds of {_HEAD_EPOCHS} epochs",
-            "no noise: the job has no differential privacy guarantee",
+            f"a head alone: Adam at {training.learning_rate:g}, {rounds} rounds of {training.epochs} epochs",
+            unprotected,
         )
-        return Suggestion(_with(_roomy(job), NoMechanism(), training, _HEAD_PLAIN_ROUNDS), None, reasons)
-    rate = _plain_rate(job)
-    batch = min(32, situation.examples)
-    epochs = min(_MAX_EPOCHS, max(1, round(_PLAIN_STEPS * batch / situation.examples)))
-    training = Training(epochs=epochs, batch=batch, optimiser="adam", learning_rate=rate)
-    made = _with(job, NoMechanism(), training, _PLAIN_ROUNDS)
+        return Suggestion(_with(_roomy(job), NoMechanism(), training, rounds), None, reasons)
     reasons = (
-        f"Adam at {rate:g}, the rate that was best for this kind of model",
-        f"{_PLAIN_ROUNDS} rounds of {epochs} epochs: about {_PLAIN_STEPS} steps of {batch} rows",
-        "no noise: the job has no differential privacy guarantee",
+        f"Adam at {training.learning_rate:g}, the rate that was best for this kind of model",
+        f"{rounds} rounds of {training.epochs} epochs: about {_PLAIN_STEPS} steps of {training.batch} rows",
+        unprotected,
     )
-    return Suggestion(made, None, reasons)
+    return Suggestion(_with(job, NoMechanism(), training, rounds), None, reasons)
 
 
 def _with(job: JobSpec, mechanism: Mechanism, training: Training, rounds: int) -> JobSpec:
@@ -431,15 +443,13 @@ def _rate(job: JobSpec) -> float:
     return _RATE_FROZEN if job.model.freeze_embedding else _RATE
 
 
-def _plain_rate(job: JobSpec) -> float:
+def _plain_rate(job: JobBody) -> float:
     match job.model:
         case PromptedModel() as model:
             cloze = model.task.name == "cloze"
             return 0.1 if cloze and model.injection.name == "prompt-tuning" else _PROMPTED_RATES[model.injection.name]
-        case TransformerModel():
+        case TransformerModel(injection=None):
             return 0.0001
-        case TextCNNModel() | BiLSTMModel():
-            return 0.001
     return 0.001
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from learning.models import Division, TextClassifier
     from learning.text.corpus import EncodedExamples
     from simulation.table_attack import Step
+    from tacit.job import Training
 
 __all__ = [
     "COMMON",
@@ -313,10 +314,10 @@ class Worker:
             states.save(place, tokenizer if job.own_vocabulary else None, after, number, steps)
         return vector
 
-    def train_alone(self, place: int, epochs: int) -> None:
-        """Train a member alone (`local`) for some epochs, with the same loop. All of its model is then its own.
+    def train_alone(self, place: int, recipes: "Sequence[Training]") -> None:
+        """Train a member alone (`local`) by these recipes in turn, with the same loop. All of its model is its own.
 
-        Logits are not adjusted: what it learns alone is used as it is, with its own label proportions.
+        Logits are never adjusted: nobody else has other label proportions, and its model is used as it is.
         """
         from learning.methods import Setting, phases_of
         from learning.models.division import EVERYTHING_SHARED
@@ -327,13 +328,14 @@ class Worker:
         tokenizer, private = self._state(states, place)
         module, division = self._module(place, tokenizer, private, self._world.bundle.weights)
         read = self._corpus(place, "train", tokenizer).read()
-        seed = seed_of(job.seed, job.name, 0, place)
         names = frozenset(name for name, each in module.named_parameters() if each.requires_grad)
         rows = module.embedding.num_embeddings
-        setting = Setting(names, division, len(read.ids), epochs, rows, trains_private=True, seed=seed)
-        phases = phases_of(Local(), setting)
-        plain = job.training.model_copy(update={"logit_adjustment": False})
-        train(module, read.ids, read.labels, plain, seed=seed, phases=phases, device=self._world.device)
+        for turn, recipe in enumerate(recipes):
+            plain = recipe.model_copy(update={"logit_adjustment": False})
+            seed = seed_of(job.seed, job.name, turn, place)
+            setting = Setting(names, division, len(read.ids), plain.epochs, rows, trains_private=True, seed=seed)
+            phases = phases_of(Local(), setting)
+            train(module, read.ids, read.labels, plain, seed=seed, phases=phases, device=self._world.device)
         states.save(place, tokenizer if job.own_vocabulary else None, EVERYTHING_SHARED.shared(module))
 
     def score(
@@ -550,9 +552,9 @@ class Crew:
             total += each
         return total
 
-    def train_alone(self, epochs: int, *, places: Sequence[int] | None = None) -> None:
-        """Train every member (or `places`) alone."""
-        for _ in self._each("train_alone", [(place, epochs) for place in self._places(places)]):
+    def train_alone(self, recipes: "Sequence[Sequence[Training]]", *, places: Sequence[int] | None = None) -> None:
+        """Train every member (or `places`) alone, each by its own recipes in turn."""
+        for _ in self._each("train_alone", list(zip(self._places(places), recipes, strict=True))):
             pass
 
     def score(

@@ -662,7 +662,8 @@ def federate(
 
 def _alone(cell: Cell, crew: Crew, recipe: Recipe, began: float) -> list[Figure]:
     # Members that share nothing and are not tested change no figure.
-    crew.train_alone(recipe.local_epochs, places=recipe.places)
+    training = crew.world.bundle.document.training.model_copy(update={"epochs": recipe.local_epochs})
+    crew.train_alone([(training,)] * len(recipe.places), places=recipe.places)
     trained = time.monotonic() - began
     found = standing(_scores(crew, cell, crew.world.bundle.weights, recipe.places), "left")
     return [

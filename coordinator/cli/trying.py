@@ -236,12 +236,15 @@ def _kept(job: "JobSpec", file: Path, rows: "Rows", asked: "Asked", as_json: boo
     )
     lines = [[name, f"{100 * each.own:.1f}", f"{100 * each.common:.1f}"] for name, each in report.variants.items()]
     typer.echo("\n" + table(["VARIANT", "OWN ROWS %", "TEST ROWS %"], lines) + "\n")
-    typer.echo("Each member compared with itself, on the same own rows:")
+    if report.gains:
+        typer.echo("Each member compared with itself, on the same own rows:")
     for each in report.gains:
         typer.echo(each.sentence)
     for sentence in report.ungrouped:
         typer.echo(sentence)
     for sentence in report.attacked:
+        typer.echo(sentence)
+    for sentence in report.failed:
         typer.echo(sentence)
     if report.cut:
         typer.echo("The time limit left some of it out; give more --minutes.")

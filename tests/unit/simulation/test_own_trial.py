@@ -12,7 +12,9 @@ from export.bundle import make_job_bundle, read_job_bundle
 from learning.models import build, division_of
 from learning.text.data import Example
 from learning.text.encoder import word_tokenizer, wordpiece_tokenizer
-from simulation import table_attack
+from learning.training.outcome import TrainingDiverged
+from simulation import own_trial, table_attack
+from simulation.alone import alone_recipes
 from simulation.own_trial import Accuracy, Compared, gains, own_rows, try_own, unknown_words, variants
 from simulation.table_attack import Read, Step, read_by_tables, sentences
 from simulation.trial import Divided, Rows, RowsUnfit
@@ -191,6 +193,81 @@ def test_a_job_is_played_beside_its_variants(tmp_path: Path):
     cut, said = tried(head, 5, 0, 1)
     assert said[3:] == ["seed 1: the job as written", "seed 1: each member alone"]
     assert (cut.seeds, cut.cut, cut.own) == ((0,), True, whole.own)
+
+
+def recipes(folder: Path, examples: int, share: float = 1.0, **tables):
+    words = folder / "words.txt"
+    words.write_text("sun\nmoon\n")
+    small = {"embedding": 4, "widths": [1], "maps": 2}
+    tables = {"model": small, "vocabulary": {"kind": "words", "file": str(words)}, **tables}
+    return alone_recipes(make_job_bundle(job(**tables), folder, folder / "bundle"), examples, share)
+
+
+def test_alone_is_the_jobs_own_recipe_for_its_epochs(tmp_path: Path):
+    training = {"learning_rate": 0.02, "batch": 8, "epochs": 3}
+    (found,) = recipes(tmp_path, 100, 0.5, training=training, rounds={"count": 20, "min_members": 3})
+    assert (found.learning_rate, found.batch, found.epochs) == (0.02, 8, 30)
+
+
+def test_alone_follows_the_schedule_of_the_rounds(tmp_path: Path):
+    training = {"learning_rate": 0.1, "epochs": 2, "schedule": {"decay": "linear"}}
+    whole = recipes(tmp_path, 100, training=training, rounds={"count": 4, "min_members": 3})
+    assert [each.epochs for each in whole] == [2] * 4
+    assert [each.learning_rate for each in whole] == pytest.approx([0.1, 0.075, 0.05, 0.025])
+
+
+def test_alone_takes_the_share_of_a_schedules_rounds(tmp_path: Path):
+    training = {"learning_rate": 0.1, "epochs": 2, "schedule": {"decay": "linear"}}
+    half = recipes(tmp_path, 100, 0.5, training=training, rounds={"count": 4, "min_members": 3})
+    assert [each.learning_rate for each in half] == pytest.approx([0.075, 0.025])
+
+
+@pytest.mark.parametrize(("examples", "epochs"), [(50, 500), (400, 125)])
+def test_alone_under_dp_sgd_goes_over_its_rows_as_often_as_the_draws(tmp_path: Path, examples, epochs):
+    mechanism = {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 100, "steps": 10}
+    training = {"optimiser": "sgd", "learning_rate": 30.0}
+    found = recipes(tmp_path, examples, mechanism=mechanism, training=training, rounds={"count": 50, "min_members": 3})
+    assert [(each.optimiser, each.learning_rate, each.batch, each.epochs) for each in found] == [
+        ("adam", 0.001, 32, epochs)
+    ]
+
+
+def test_alone_under_dp_sgd_takes_enough_steps(tmp_path: Path):
+    mechanism = {"name": "dp-sgd", "noise_multiplier": 1.0, "lot": 10, "steps": 1}
+    found = recipes(tmp_path, 400, mechanism=mechanism, training={"optimiser": "sgd", "learning_rate": 30.0})
+    # 13 batches in an epoch.
+    assert [each.epochs for each in found] == [47]
+
+
+def test_what_diverges_is_left_out_and_the_rest_is_reported(tmp_path: Path, monkeypatch):
+    """The job as written fails on seed 1, each member alone on seed 2, and everything shared on no seed."""
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join(sorted({word for row in ROWS for word in row.text.split()})))
+    tables = {"model": {"embedding": 4, "widths": [1], "maps": 2}, "method": "lg-fedavg"}
+    spec = job(**tables, vocabulary={"kind": "words", "file": "words.txt"}, rounds={"count": 1, "min_members": 3})
+    divided, dealt = Divided(Rows(ROWS[:90]), (), ROWS[90:]), [ROWS[:15], ROWS[15:40], ROWS[40:90]]
+    inner = own_trial._played
+
+    def played(bundle, members, common, seed, states, server, cores, *, alone):
+        if (seed, alone) in {(1, False), (2, True)}:
+            raise TrainingDiverged("training diverged; lower training.learning_rate (it is 0.02) in the job")
+        return inner(bundle, members, common, seed, states, server, cores, alone=alone)
+
+    def made(spec, out):
+        make_job_bundle(spec, tmp_path, out)
+        return read_job_bundle(out)
+
+    monkeypatch.setattr(own_trial, "_played", played)
+    found = try_own(spec, divided, dealt, (0, 1, 2), made, InMemory(), late=lambda: False)
+    assert (found.seeds, found.cut) == ((0, 2), False)
+    assert list(found.variants) == ["the job as written", "everything shared"]
+    assert found.failed == (
+        "Seed 1 is left out, because the job as written failed on it: training diverged; lower training.learning_rate "
+        "(it is 0.02) in the job.",
+        '"each member alone" is left out, because it failed on seed 2: training diverged; lower training.learning_rate '
+        "(it is 0.02) in the job.",
+    )
+    assert found.as_json()["failed"] == list(found.failed)
 
 
 def attacked(*, public: str, injection: object = None) -> Read:

@@ -326,7 +326,7 @@ def test_local_trains_every_member_and_shares_nothing(tmp_path, own):
     world = world_of(tmp_path, FedVocab() if own else FedAvg(), own, alone=True)
     crew = Crew(world, None)
     before = crew.score(world.bundle.weights, ("left",), ("test",))
-    crew.train_alone(8)
+    crew.train_alone([(world.bundle.document.training.model_copy(update={"epochs": 8}),)] * len(MEMBERS))
     after = crew.score(world.bundle.weights, ("left",), ("test",))
     mean = statistics.mean
     assert mean(each["left", "test"].accuracy for each in after) > mean(
@@ -346,7 +346,7 @@ def test_a_member_alone_learns_its_own_label_proportions_under_adjusted_logits_t
         training = world.bundle.document.training.model_copy(update={"logit_adjustment": name == "adjusted"})
         document = world.bundle.document.model_copy(update={"training": training})
         worlds.append(replace(world, bundle=replace(world.bundle, document=document)))
-        Crew(worlds[-1]).train_alone(4)
+        Crew(worlds[-1]).train_alone([(training.model_copy(update={"epochs": 4}),)])
     plain, adjusted = (States(world.states).load(0)[1] for world in worlds)
     start = worlds[0].bundle.manifest.unflatten(worlds[0].bundle.manifest.decode(worlds[0].bundle.weights))
     assert not np.array_equal(plain["output.bias"], start["output.bias"])

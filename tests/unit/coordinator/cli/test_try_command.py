@@ -352,6 +352,18 @@ def test_a_job_that_keeps_a_part_and_diverges_is_a_sentence(tmp_path):
         assert said.startswith(f"{job} cannot be tried: training diverged: ")
 
 
+def test_members_alone_learn_beside_a_job_whose_rate_suits_clipped_steps(tmp_path):
+    """By plain steps at that rate they would not."""
+    clipped = TOML.replace("learning_rate = 2.0", "learning_rate = 1000.0").replace("clip = 1.0", "clip = 0.001")
+    job, data = written_job(tmp_path, f'{clipped}[method]\nname = "fedvocab"\n')
+    said = tried(job, "--data", data, *PUBLIC, "--members", 3, "--seed", 0, "--cores", 1, "--json")
+    found = json.loads(said.splitlines()[-1])
+    assert "each member alone" in found["variants"]
+    assert found["failed"] == []
+    # One word decides each label, and the rows are few.
+    assert found["variants"]["each member alone"]["own"] > 0.6
+
+
 @pytest.mark.parametrize("error", [TrainingLost("the memory is full"), WorkersDied("3 workers died")])
 def test_a_job_that_keeps_a_part_and_fails_otherwise_is_a_sentence(tmp_path, monkeypatch, error):
     def fails(*_given, **_more):
