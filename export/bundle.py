@@ -9,7 +9,6 @@ document, files. For a prompted job, `export.prompted_bundle` first prepares the
 """
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,7 @@ from tacit.bundle import (
     Bundle,
     BundleInvalid,
     read_bundle,
+    scratch_beside,
     write_bundle,
 )
 from tacit.documents import DocumentInvalid, sentence_of
@@ -135,10 +135,8 @@ def make_job_bundle(
         start = starting_model(spec, folder, report, collection)
         return _make(spec, start.module, start.model, start.tokenizer, {}, out, report, earlier, start.pieces)
     # Written beside the bundle, because it is large and the folder of temporary files may be small.
-    beside = out.absolute().parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".backbone-", dir=beside) as scratch:
-        written = Path(scratch) / BACKBONE_FILE
+    with scratch_beside(out) as scratch:
+        written = scratch / BACKBONE_FILE
         module: TextModel
         more: dict[str, bytes] = {}
         if isinstance(spec.model.task, Generate):

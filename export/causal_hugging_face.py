@@ -12,7 +12,6 @@ A soft prompt is no weight of the base, so it has no merged form: `check_causal_
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +29,7 @@ from export.prompted_bundle import mapped
 from export.writer_card import causal_card
 from learning.causal.config import sizes_of
 from learning.text.turns import Dialogue
-from tacit.bundle import WEIGHTS_FILE, check_place, write_bundle
+from tacit.bundle import WEIGHTS_FILE, check_place, scratch_beside, write_bundle
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.prompt import Generate, LoRA, PrefixTuning, PromptedModel
@@ -102,10 +101,7 @@ def export_causal(
 
     module, encoder = whole_writer(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen or NOTHING)
     alpha = model.injection.alpha if isinstance(model.injection, LoRA) else 1.0
-    beside = out.absolute().parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".causal-", dir=beside) as scratch:
-        folder = Path(scratch)
+    with scratch_beside(out) as folder:
         files = common_files(module, tokenizer, encoder, model)
         if format == "peft":
             files |= adapter_files(module, model)

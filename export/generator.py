@@ -11,7 +11,6 @@ Order: weights with LoRA merged, the graph over them, the cache of a soft prompt
 
 import hashlib
 import io
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from export.onnx_form import GraphPrecision, check_graph
 from export.prompted_bundle import mapped
 from export.writer_card import generator_card
 from learning.text.turns import Dialogue
-from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts, check_place, write_bundle
+from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts, check_place, scratch_beside, write_bundle
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.prompt import Generate, LoRA, PromptedModel
@@ -105,10 +104,7 @@ def export_generator(
     module, encoder = whole_writer(document, manifest, weights, tokenizer, backbone=backbone, frozen=frozen or NOTHING)
     check_graph(module.backbone.config)
     alpha = model.injection.alpha if isinstance(model.injection, LoRA) else 1.0
-    beside = out.absolute().parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".generator-", dir=beside) as scratch:
-        folder = Path(scratch)
+    with scratch_beside(out) as folder:
         graph = write_graph(module, alpha, folder, precision)
         session = open_session(folder / "model.onnx", threads=1)
         start = starting_cache(session, module)

@@ -1,7 +1,8 @@
-"""Lets a long measurement end early with what it has: Ctrl-C, and the SIGTERM of a time limit.
+"""Lets long work end early and clean up, or a measurement show what it has: Ctrl-C, and the SIGTERM of a time limit.
 
 While it is entered, both signals raise KeyboardInterrupt, as Ctrl-C does anyway. Inside `listening`, the first one only
-makes `asked` true, for work that looks at it often. The second one raises.
+makes `asked` true, for work that looks at it often. The second one raises. A library that is interrupted while it is
+imported may make an ImportError of it; what leaves the block is KeyboardInterrupt all the same.
 """
 
 import signal
@@ -22,7 +23,7 @@ class Interruption:
 
     def __init__(self) -> None:
         """Changes nothing yet."""
-        self._asked = self._listening = False
+        self._asked = self._listening = self._raised = False
         self._before: dict[signal.Signals, Any] = {}
 
     def asked(self) -> bool:
@@ -44,15 +45,18 @@ class Interruption:
             self._before = {each: signal.signal(each, self._heard) for each in _SIGNALS}
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Gives the signals back."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Gives the signals back. Raises KeyboardInterrupt if the block failed after one had raised it."""
         for each, before in self._before.items():
             # None: a handler that is not Python's, which cannot be given back.
             signal.signal(each, signal.SIG_DFL if before is None else before)
         self._before = {}
+        if self._raised and kind is not None:
+            raise KeyboardInterrupt from None
 
     def _heard(self, _number: int, _frame: FrameType | None) -> None:
         if self._asked or not self._listening:
+            self._raised = True
             raise KeyboardInterrupt
         self._asked = True
         # Nobody may read it any more (`2>&1 | head`); an error here would be raised anywhere in the work.

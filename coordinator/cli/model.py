@@ -34,6 +34,7 @@ from coordinator.cli.writing import export_writer
 from export.onnx_form import FormRefused, GraphPrecision, GraphPrecisionOption, check_onnx_form
 from toolkit.console import ExitCode, fail, print_json
 from toolkit.install import install_with
+from toolkit.interruption import Interruption
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,7 +206,8 @@ def export(
     except (ValueError, OSError) as error:
         fail(str(error), ExitCode.USAGE)
 
-    with tempfile.TemporaryDirectory(prefix="tacit-export-") as scratch:
+    # It and the folder that is made beside `out` hold whole models, so SIGTERM removes them, as Ctrl-C does.
+    with Interruption(), tempfile.TemporaryDirectory(prefix="tacit-export-") as scratch:
 
         async def work() -> Material:
             async with operator_stub(where) as stub:

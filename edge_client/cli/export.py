@@ -27,6 +27,7 @@ from edge_client.cli.options import (
 from edge_client.cli.watching import watching
 from export.onnx_form import GraphPrecisionOption
 from toolkit.console import json_requested, print_json
+from toolkit.interruption import Interruption
 
 __all__ = ["export"]
 
@@ -104,7 +105,8 @@ def export(
         private_key_file=private_key_file,
         backbones=tuple(backbone or ()),
     )
-    with sentences(), watching(quiet) as watch:
+    # What is made beside `out` holds a whole model, so SIGTERM removes it, as Ctrl-C does.
+    with sentences(), watching(quiet) as watch, Interruption():
         exported = export_own(job, options, out, epochs=epochs, split=split, precision=precision, watch=watch)
     # With --split, the backbone that lies beside the prompt.
     shared = exported.report.shared

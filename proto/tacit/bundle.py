@@ -28,7 +28,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -69,6 +69,7 @@ __all__ = [
     "check_place",
     "read_bundle",
     "read_index",
+    "scratch_beside",
     "write_backbone",
     "write_bundle",
 ]
@@ -348,6 +349,32 @@ def check_place(folder: Path, kind: BundleKind) -> None:
         raise BundleInvalid(refusal)
 
 
+@contextlib.contextmanager
+def scratch_beside(folder: Path) -> Iterator[Path]:
+    """A folder for large files that are made before the bundle is written; it is removed at the end of the block.
+
+    It lies beside the bundle's place, on the same file system, and is closed to everybody but its owner. What a killed
+    run leaves is removed by a later run to the same place, once it is a day old.
+
+    Args:
+        folder: where the bundle will be.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    place = folder.absolute()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(place)
+    # A unique name, so that two runs never write into one folder or remove each other's.
+    scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(place), dir=place.parent))
+    try:
+        # A umask such as 0277 would take the owner's rights away.
+        scratch.chmod(0o700)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _index_of(
     folder: Path,
     kind: BundleKind,
@@ -375,13 +402,7 @@ def _put(folder: Path, index: BundleIndex, files: Mapping[str, bytes]) -> bool:
         return False
     place, private = folder.absolute(), index.model is not None and index.model.private
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(place)
-        # A unique name, so that two runs never write into one folder or remove each other's.
-        scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(place), dir=place.parent))
-        try:
-            # A umask such as 0277 would take the owner's rights away.
-            scratch.chmod(0o700)
+        with scratch_beside(place) as scratch:
             # A folder inside gets its mode from the umask; the scratch folder around it is closed to others.
             made = scratch / "made"
             made.mkdir(mode=0o700 if private else 0o777)
@@ -391,8 +412,6 @@ def _put(folder: Path, index: BundleIndex, files: Mapping[str, bytes]) -> bool:
                 _write(made / name, data, private)
             _write(made / INDEX, index.canonical() + b"\n", private)
             return _take_place(made, place, index, scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
         raise BundleInvalid(f"{folder} cannot be written: {error.strerror}; name another folder") from error
 

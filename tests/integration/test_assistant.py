@@ -29,7 +29,7 @@ from learning.text.dialogue import Dialogue, DialogueEncoder
 from tacit.bundle import read_bundle
 from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
-from tests.support.processes import PATIENCE, Federation, command, succeed
+from tests.support.processes import BIN, PATIENCE, Federation, command, succeed, within_patience
 from tests.support.tiny_writers import saved_writer
 from toolkit.console import CommandFailed, ExitCode
 
@@ -227,6 +227,37 @@ def test_int8_weights_answer_on_a_machine_without_torch(town, tmp_path):
     words = ("--out", tmp_path / "peft", "--format", "peft", "--precision", "int8", "--dir", federation.dir)
     refused = command("coordinator", "export", JOB, *words)
     assert (refused.returncode, "--precision is for --format onnx" in refused.stderr) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("who", ["coordinator", "edge_client"])
+def test_an_export_that_sigterm_ends_leaves_nothing(town, tmp_path, who):
+    """It comes while the model is compared, when all weights are on the disk, as that of `docker stop` would."""
+    federation, _, _, _, _ = town
+    work, fetched, rows = tmp_path / "work", tmp_path / "fetched", tmp_path / "rows.jsonl"
+    work.mkdir()
+    fetched.mkdir()
+    # Far more than are compared before the signal comes.
+    row = {"prompt": "Where is the food? " * 8, "response": "near"}
+    rows.write_text("".join(json.dumps({**row, "prompt": f"{n} {row['prompt']}"}) + "\n" for n in range(5000)))
+    words = ["export", JOB, "--out", work / "model"]
+    words += (
+        ["--samples", rows, "--dir", federation.dir]
+        if who == "coordinator"
+        else ["--data", rows, "--home", federation.home("north")]
+    )
+    env = {**os.environ, "TMPDIR": str(fetched), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([BIN / who, *map(str, words)], env=env, stderr=subprocess.PIPE, text=True) as export:
+        try:
+            within_patience(lambda: export.poll() is not None or [*work.glob(".model.bundle-*/model.onnx")])
+            assert export.poll() is None, export.stderr.read()
+            assert [*work.glob(".model.bundle-*/model.safetensors")]
+            assert [*fetched.glob("tacit-export-*/*")] or who == "edge_client"
+            export.send_signal(signal.SIGTERM)
+            said = export.communicate(timeout=PATIENCE)[1]
+        finally:
+            export.kill()
+    assert (export.returncode, said.strip().splitlines()[-1]) == (ExitCode.INTERRUPTED, "interrupted")
+    assert [*work.iterdir(), *fetched.iterdir()] == []
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])

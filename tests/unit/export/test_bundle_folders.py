@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,7 @@ from tacit.bundle import (
     backbone_folder,
     check_place,
     read_bundle,
+    scratch_beside,
     write_backbone,
     write_bundle,
 )
@@ -236,6 +240,25 @@ def test_leftovers_of_a_killed_run_are_removed_once_they_are_old(tmp_path: Path)
             os.utime(tmp_path / name, (1e9, 1e9))
     write_bundle(tmp_path / "bundle", "job", JOB)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["bundle", *names[1:]])
+
+
+def test_a_scratch_folder_is_swept_like_a_bundle_once_its_run_was_killed(tmp_path: Path) -> None:
+    script = f"""
+import os, pathlib, signal
+from tacit.bundle import scratch_beside
+with scratch_beside(pathlib.Path({str(tmp_path / "new" / "bundle")!r})) as folder:
+    (folder / "model.safetensors").write_bytes(b"weights")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    (left,) = (tmp_path / "new").iterdir()
+    assert (left / "model.safetensors").read_bytes() == b"weights"
+    assert left.stat().st_mode & 0o777 == 0o700
+    with scratch_beside(tmp_path / "new" / "bundle") as young:
+        assert sorted((tmp_path / "new").iterdir()) == sorted([left, young])
+    os.utime(left, (1e9, 1e9))
+    write_bundle(tmp_path / "new" / "bundle", "job", JOB)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["bundle"]
 
 
 def test_a_failed_replacement_restores_the_older_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,3 +49,17 @@ def test_a_signal_is_heard_when_nobody_reads_what_is_said_about_it(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         assert interruption.asked()
         monkeypatch.undo()
+
+
+def test_an_error_that_a_library_makes_of_it_is_an_interruption_too():
+    def imported():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ImportError("from its source folder") from None
+
+    with pytest.raises(KeyboardInterrupt), Interruption():
+        imported()
+    # Without a signal, an error is itself.
+    with pytest.raises(ImportError), Interruption():
+        raise ImportError
