@@ -8,7 +8,8 @@ Leaves to others: which tensors and entries they want, and whether these fit tog
 """
 
 import json
-from collections.abc import Callable, Container, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,8 @@ _PICKLES = {".bin", ".pt", ".pth"}
 _FLOATS = ("F16", "BF16", "F32", "F64")
 # The keys of config.json that say how a model was quantised; compressed-tensors wrote the second one.
 _QUANTISED = ("quantization_config", "compression_config")
+# A layer's number inside a tensor's name.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _ORIGINAL = "use the unquantised original (F16, BF16 or F32)"
 
 
@@ -122,11 +125,12 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return raw
 
 
-def check_left_out(stored: str, name: str, known: Container[str]) -> None:
-    """Checks that a tensor may be left out, because it is not inside a module whose weight is read.
+def check_left_out(stored: str, name: str, known: Collection[str]) -> None:
+    """Checks that a tensor may be left out: it is in no module whose weight is read, and in no further layer.
 
-    There it would change what the weight computes: a scale or zero point of a quantised one, a change of an adapter, or
-    a bias that the config does not have. Poolers, heads, copies of tied tables and buffers are in modules of their own.
+    In such a module it would change what the weight computes: a scale or zero point of a quantised one, a change of an
+    adapter, or a bias that the config does not have. Poolers, heads, copies of tied tables and buffers are in modules
+    of their own. A further layer is one that the config does not count, and without it the model is another.
 
     Args:
         stored: Its stored name, for the sentence.
@@ -136,6 +140,12 @@ def check_left_out(stored: str, name: str, known: Container[str]) -> None:
     Raises:
         CheckpointInvalid: It is inside one.
     """
+    alike = _NUMBER.sub("*", name)
+    if alike != name and any(_NUMBER.sub("*", each) == alike for each in known):
+        raise CheckpointInvalid(
+            f"the tensor {stored[:120]} is in a layer that the config does not count, so the model would be cut; use "
+            "the config.json that belongs to the weights"
+        )
     owner = name
     while "." in owner:
         owner = owner.rpartition(".")[0]

@@ -333,8 +333,10 @@ def _session(path: Path, digest: bytes) -> Any:
     # Errors only: its warnings are about optimisations.
     options.log_severity_level = 3
     try:
-        # By its path: the runtime then reads it without a copy of all bytes beside its own.
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        # By its path: the runtime then reads it without a copy of all bytes beside its own. The first session of a
+        # process switches flushing off in its thread, and a caller may have switched it on.
+        with flushed():
+            session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # The library raises nothing more exact.
         raise BackboneInvalid(f"the ONNX backbone cannot be loaded: {error}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()

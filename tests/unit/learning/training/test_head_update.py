@@ -653,6 +653,36 @@ def test_a_size_may_follow_from_a_rows_length(tmp_path):
     assert found.tolist() == [[0, 0, 0, 0]]
 
 
+# The first session of its process, for which a cold one is needed.
+FIRST_SESSION = """
+import sys
+from pathlib import Path
+from learning.backbones.onnx_features import OnnxBackbone
+from learning.backbones.subnormals import flushed
+
+def zero():
+    return sys.float_info.min / 2 == 0.0
+
+with flushed():
+    before = zero()
+    OnnxBackbone(Path(sys.argv[1]), bytes.fromhex(sys.argv[2]))
+    print(before, zero())
+print(zero())
+"""
+
+
+def test_opening_a_network_leaves_subnormal_numbers_zero_for_its_caller(tmp_path):
+    nodes = [onnx.helper.make_node("Gather", ["table", INPUT], ["rows"])]
+    nodes += [onnx.helper.make_node("ReduceMean", ["rows", "one"], [OUTPUT], keepdims=0)]
+    table = onnx.numpy_helper.from_array(np.ones((9, 4), np.float32), "table")
+    path, digest = graph(tmp_path, nodes, initializers=[table, *constants()])
+    words = [sys.executable, "-c", FIRST_SESSION, str(path), digest.hex()]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    inside, after = done.stdout.splitlines()
+    assert inside in ("True True", "False False")
+    assert after == "False"
+
+
 def test_every_input_that_onnx_calls_a_size_is_known_as_one():
     sizes = {"shape", "repeats", "starts", "ends", "axes", "steps", "split", "start", "limit", "delta", "axis", "k"}
     for operator in onnx_features._OPERATORS:

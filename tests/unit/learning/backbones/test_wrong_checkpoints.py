@@ -1,4 +1,4 @@
-"""A quantised checkpoint is no backbone and no base: its numbers without their scales are another network's."""
+"""A checkpoint that is not what its config says is no backbone and no base: it would be another network."""
 
 import json
 from pathlib import Path
@@ -105,6 +105,17 @@ def test_packed_weights_are_refused_before_they_are_missed(tmp_path: Path) -> No
     packed = {f"{owner}.weight_packed": torch.ones(3, 2, dtype=torch.int32), f"{owner}.weight_scale": torch.ones(3, 1)}
     changed(folder, packed, without=f"{owner}.weight")
     refused(folder, "llama", r"weight_packed belongs to a weight|weight_scale belongs to a weight")
+
+
+@of_each
+def test_a_config_with_fewer_layers_than_the_weights_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", kind)
+    config = json.loads((folder / "config.json").read_text())
+    keys = [key for key in ("num_hidden_layers", "n_layers", "n_layer", "num_layers") if key in config]
+    assert len(keys) == 1
+    assert config[keys[0]] == 2
+    configured(folder, {keys[0]: 1})
+    refused(folder, kind, r"the tensor .*1\..* is in a layer that the config does not count")
 
 
 # What published, unquantised checkpoints have besides the weights that are read.
