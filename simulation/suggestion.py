@@ -43,8 +43,8 @@ Without noise (fedprompt_search: SST-2, 10 members, MiniLM; institutional: TREC)
    good as the 2 rounds of 40 of frontier_search. In 40 epochs members with unlike labels drift apart: on MedQuAD by
    source, a head had 84 % without noise and 94 % with the few steps of rule 8.
 
-Guarantee: a proposal protects no less than the job does. It keeps the epsilon for single examples, added or removed,
-and a job that protects more by the same number gets no proposal (`why_weaker`).
+Guarantee: a proposal protects no less than the job does. It keeps epsilon and delta for single examples, added or
+removed, and a job that protects more by the same number gets no proposal (`why_weaker`).
 """
 
 import math
@@ -61,7 +61,7 @@ from learning.accounting.spend import Limit
 from tacit.job import JobSpec
 from tacit.job_body import JobBody
 from tacit.job_parts import Training
-from tacit.mechanism import DistributedGaussian, DpSgd, Mechanism, NoMechanism
+from tacit.mechanism import DistributedGaussian, DpSgd, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.method import FedAvg, FedProx
 from tacit.model import PromptedModel, TextCNNModel, TransformerModel
 
@@ -187,6 +187,11 @@ def why_weaker(job: JobSpec) -> str:
             f'unit = "{mechanism.unit}": the written rules propose dp-sgd by example, which at the same epsilon '
             f'protects single rows of a {mechanism.unit} only; {plan}, or set unit = "example" if that is what the job '
             "is to protect"
+        )
+    if isinstance(mechanism, LaplaceUpdate):
+        return (
+            "laplace-update: its epsilon holds without a delta, and the written rules propose dp-sgd, which needs one; "
+            f'{plan}, or set name = "dp-sgd" if a delta is acceptable'
         )
     if adjacency_of(mechanism) == "replace-one":
         return (

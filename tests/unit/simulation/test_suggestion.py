@@ -83,6 +83,12 @@ def test_without_noise_the_rate_is_within_two_points_of_the_best(method, task, m
     assert rows[found.training.learning_rate] >= max(rows.values()) - 0.02
 
 
+def test_without_noise_adapters_have_the_rate_of_adapters():
+    model = {"architecture": "transformer", "base": "somewhere", "injection": "lora"}
+    spec = {"name": "desk", "labels": ["a", "b"], "model": model, "vocabulary": {**WORDS, "kind": "wordpiece"}}
+    assert suggest(JobSpec.model_validate(spec), Situation(6000, 10, None)).job.training.learning_rate == 0.001
+
+
 def head_of(**tables):
     model = {**PROMPTED, "injection": "none", "task": "head"}
     return JobSpec.model_validate({"name": "desk", "labels": ["a", "b"], "model": model, **tables})

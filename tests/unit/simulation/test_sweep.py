@@ -15,7 +15,8 @@ from simulation.sweep import NothingTried, axes_of
 from simulation.trial import Rows
 from simulation.trying import Asked, read_rows, try_job
 from tacit.job import JobSpec
-from tacit.mechanism import DistributedGaussian
+from tacit.mechanism import DistributedGaussian, DpSgd
+from tacit.validation import NoisedMetrics
 from tests.support.tiny_models import saved
 from tests.support.tried_jobs import written_job
 
@@ -115,6 +116,18 @@ def test_a_head_on_the_jobs_encoder_stands_beside_it_without_and_with_noise(head
     drowned = try_job(*head_job, Asked(members=3, epsilon=0.01, minutes=5.0, seeds=(0,), search=False), InMemory())
     assert drowned.baselines[-1].name == "head on the frozen encoder, epsilon 0.01"
     assert drowned.baselines[-2] == found.baselines[-2]
+
+
+def test_a_head_without_noise_stands_beside_a_job_with_metrics(head_job):
+    """A job without noise can have no metrics."""
+    spec, *rest = head_job
+    measured = changed(
+        spec, mechanism=DpSgd(noise_multiplier=0.5, lot=10, steps=2), metrics=NoisedMetrics(noise_multiplier=20.0)
+    )
+    asked = Asked(members=3, epsilon=None, minutes=5.0, seeds=(0,), search=False)
+    found = try_job(measured, *rest, asked, InMemory())
+    assert found.baselines[2].name == HEADS[0]
+    assert len(found.baselines) == 4
 
 
 def test_no_head_by_example_stands_beside_a_job_by_member(head_job):

@@ -439,6 +439,7 @@ def test_suggest_writes_numbers_and_prints_the_expected_noise(job):
 
 BY_MEMBER = 'name = "distributed-gaussian"\nnoise_multiplier = 4.0\nhonest = 2\nunit = "member"\n'
 BY_PERSON = 'name = "dp-sgd"\nnoise_multiplier = 1.0\nunit = "person"\nperson = { max_examples = 2 }\n'
+LAPLACE = 'name = "laplace-update"\nepsilon = 2.0\n'
 REPLACED = 'name = "gaussian-update"\nnoise_multiplier = 3.0\nlot = 20\nsampling = "fixed"\n'
 
 
@@ -468,6 +469,7 @@ def on_encoder(folder, mechanism):
         (on_encoder, BY_MEMBER, 'unit = "member": the written rules propose dp-sgd by example'),
         (on_encoder, BY_PERSON, 'unit = "person": the written rules propose dp-sgd by example'),
         (with_mechanism, REPLACED, 'sampling = "fixed": this mechanism hides which of two rows a member has'),
+        (with_mechanism, LAPLACE, "laplace-update: its epsilon holds without a delta"),
     ],
 )
 @pytest.mark.parametrize("budget", [(), ("--epsilon", 4)])
@@ -490,7 +492,10 @@ def test_suggest_without_an_epsilon_keeps_what_the_job_costs(job):
     assert "give --epsilon" in said
 
 
-@pytest.mark.parametrize(("mechanism", "kept"), [(BY_MEMBER, {"unit": "member"}), (REPLACED, {"sampling": "fixed"})])
+@pytest.mark.parametrize(
+    ("mechanism", "kept"),
+    [(BY_MEMBER, {"unit": "member"}), (REPLACED, {"sampling": "fixed"}), (LAPLACE, {"name": "laplace-update"})],
+)
 def test_a_tuned_job_protects_what_the_job_protects(tmp_path, mechanism, kept):
     job = with_mechanism(tmp_path, mechanism)
     words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, *QUICK)
@@ -499,8 +504,13 @@ def test_a_tuned_job_protects_what_the_job_protects(tmp_path, mechanism, kept):
     before, after = (tomllib.loads(job.with_name(name).read_text()) for name in ("job.toml", "job.tuned.toml"))
     assert after["mechanism"]["name"] == before["mechanism"]["name"]
     assert kept.items() <= after["mechanism"].items()
-    job.with_name("job.tuned.toml").unlink()
-    # Nothing is left to try, and that is no matter of time.
+
+
+@pytest.mark.parametrize("mechanism", [BY_MEMBER, REPLACED])
+def test_an_epsilon_that_the_jobs_own_mechanism_cannot_keep_is_refused(tmp_path, mechanism):
+    """Nothing is left to try, and that is no matter of time."""
+    job = with_mechanism(tmp_path, mechanism)
+    words = (job, "--data", job.with_name("rows.jsonl"), *PUBLIC, "--members", 3, *QUICK)
     said = tried(*words, "--epsilon", 0.001, "--delta", 1e-9, code=ExitCode.USAGE)
     assert "is not enough for 2 rounds at any noise" in said
 
