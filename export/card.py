@@ -24,6 +24,7 @@ from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceU
 from tacit.model import PromptedModel, described
 
 __all__ = [
+    "NO_TELEMETRY",
     "README",
     "UNKNOWN_ORIGIN",
     "Origin",
@@ -487,9 +488,14 @@ def _prompt_example(layout: RowLayout, facts: ModelFacts, rows: Rows, words: Seq
     )
 
 
+# A line of a README's program: it runs without Tacit, which switches this off for itself (`tacit`).
+NO_TELEMETRY = 'os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # else onnxruntime tells its maker of this model'
+
+
 def _imports(more: str | None = None) -> list[str]:
     return [
-        "import json, sys",
+        "import json, os, sys",
+        NO_TELEMETRY,
         "import numpy as np",
         "from onnxruntime import InferenceSession",
         *([] if more is None else [more]),

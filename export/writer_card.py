@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from export.card import Origin, base_arguments, file_lines, page, privacy_lines, provenance_lines
+from export.card import NO_TELEMETRY, Origin, base_arguments, file_lines, page, privacy_lines, provenance_lines
 from learning.backbones.packaged import packaged_as
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts
@@ -194,7 +194,8 @@ def _onnx_program(facts: GeneratorFacts, encoder: "DialogueEncoder") -> list[str
         ]
     )
     return [
-        "import sys",
+        "import os, sys",
+        NO_TELEMETRY,
         "import numpy as np",
         "from onnxruntime import InferenceSession",
         "from tokenizers import Tokenizer",

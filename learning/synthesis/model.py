@@ -115,8 +115,7 @@ class Rvae(TextClassifier):
         "narrow": "head",
         "output": "head",
     }
-    # A batch in three pieces, however short its rows are. All that was measured of it was trained so, and in one piece
-    # the posterior of a small one collapses.
+    # A batch in three pieces, however short its rows are, so that a seed draws what it drew where this was measured.
     piece_positions = 1
     # Layers whose gradient the published variant perturbs.
     encoding: ClassVar[frozenset[str]] = frozenset({"encoder", "mean", "log_variance"})

@@ -22,8 +22,7 @@ __all__ = ["AsyncCoordinator", "Coordinator", "Member", "__version__", "load", "
 __version__ = "0.1.0"
 
 # Since 1.29, onnxruntime for Linux tells its maker of each model that it loads, with hashes of graph and weights. It
-# reads this when it is imported, so it is set here, before any module of ours imports it. A user may not want it back:
-# it would tell of other members' work as well.
+# reads this when it is imported, and every module of ours that imports it imports this package first.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 # Where each name lives. That room stands above the contract, so nothing here imports it before somebody asks.

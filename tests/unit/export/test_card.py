@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from tacit.bundle import ModelFacts, read_bundle
 from tacit.job import JobDocument
 from tacit.mechanism import DpSgd, PersonRows
 from tests.support import conversions
+from tests.support.telemetry import has_reported, where_it_reports
 from tests.support.tiny_jobs import LABELS, TinyJob
 
 torch.set_num_threads(1)
 
 # What an example may import: the packages that its README says to install, and what comes with them.
-ALLOWED = {"json", "sys", "numpy", "onnxruntime", "tokenizers", "safetensors"}
+ALLOWED = {"json", "os", "sys", "numpy", "onnxruntime", "tokenizers", "safetensors"}
 ORIGIN = Origin(4, 5, 1_790_000_000_000, 7)
 
 
@@ -61,7 +63,10 @@ def answers(folder: Path, *texts: str | tuple[str, str]) -> None:
     given = [example_of(folder), *([text] if isinstance(text, str) else text for text in texts)]
     # Isolated: neither this folder nor PYTHONPATH is searched for modules.
     command = [sys.executable, "-I", "-c", EACH, *map(json.dumps, given)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = where_it_reports(Path(scratch))
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert not has_reported(Path(scratch))
     assert done.returncode == 0, done.stderr
     for line, each in zip(done.stdout.splitlines(), expected, strict=True):
         label, probability = json.loads(line)

@@ -9,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from learning.text.data import Example
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, read_bundle, write_bundle
 from tacit.job import JobSpec
+from tests.support.telemetry import has_reported, where_it_reports
 from tests.support.tiny_models import stored_in_halves
 from tests.support.tiny_writers import saved_writer
 from toolkit.console import CommandFailed
@@ -109,7 +111,10 @@ def run_here(folder: Path, *arguments: object, names: dict[str, Any] | None = No
 def run_readme(folder: Path, *arguments: object) -> str:
     (folder / "answer.py").write_text(program_of(folder), encoding="utf-8")
     command = [sys.executable, "answer.py", *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = where_it_reports(Path(scratch))
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert not has_reported(Path(scratch))
     assert done.returncode == 0, done.stderr
     return done.stdout.removesuffix("\n")
 
