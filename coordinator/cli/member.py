@@ -88,8 +88,9 @@ def invite(
     # Standard output holds only the token, so that it can be piped.
     typer.echo(answer.token)
     sys.stderr.write(
-        f"{name} runs `edge_client enrol TOKEN` once, until {moment(answer.expires_ms)} UTC. "
-        "Anyone who has the token can join as this member: send it over a channel you trust.\n"
+        f"{name} types `edge_client enrol`, which asks for this token. It works once, until "
+        f"{moment(answer.expires_ms)} UTC. Anyone who has it can join as this member: send it over a channel you "
+        "trust.\n"
     )
 
 

@@ -127,7 +127,7 @@ def restore(
     folder = _home(home)
     identity = _identity(folder)
     if identity is None:
-        fail(f"{folder} holds no identity; first join the federation with `edge_client enrol TOKEN`", ExitCode.USAGE)
+        fail(f"{folder} holds no identity; first join the federation with `edge_client enrol`", ExitCode.USAGE)
     with sentences():
         done = restored(folder, file, federation=identity.federation, member=identity.member, job=job, force=force)
     if as_json:

@@ -119,12 +119,12 @@ def _of_certificate(identity: MemberIdentity | None, now: datetime, details: str
     if identity is None:
         return (
             f"the coordinator closed the connection because it got no client certificate: {where} is the federation "
-            "port, for members only; join with `edge_client enrol TOKEN`"
+            "port, for members only; join with `edge_client enrol`"
         )
     if now > identity.expires:
         return (
             f"this member's certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; ask the operator "
-            "for a new join token and run `edge_client enrol TOKEN --force`"
+            "for a new join token and run `edge_client enrol --force`"
         )
     return (
         f"the coordinator refused this member's certificate ({identity.member}, valid until "

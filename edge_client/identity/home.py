@@ -361,7 +361,7 @@ class MemberIdentity:
     def _load(cls, folder: Home, now: datetime | None) -> "MemberIdentity":
         home, names = folder.path, folder.identity
         if not names.path.exists():
-            raise NotEnrolled(f"{home} holds no identity; join a federation with `edge_client enrol TOKEN`")
+            raise NotEnrolled(f"{home} holds no identity; join a federation with `edge_client enrol`")
         folder.check_modes()
         try:
             document = IdentityDocument.from_file(names.document)
@@ -408,4 +408,4 @@ class MemberIdentity:
         return cls(home, document, key, der, verified.expires, root, verified.begins, known)
 
 
-_AGAIN = "ask the operator for a new join token and run `edge_client enrol TOKEN --force`"
+_AGAIN = "ask the operator for a new join token and run `edge_client enrol --force`"

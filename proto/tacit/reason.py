@@ -18,7 +18,7 @@ _PREFIX = "REASON_"
 
 _SENTENCES: dict[str, str] = {
     "unspecified": "No reason was given.",
-    "client_certificate_missing": "No client certificate was shown; enrol this machine with `edge_client enrol TOKEN`.",
+    "client_certificate_missing": "No client certificate was shown; enrol this machine with `edge_client enrol`.",
     "client_certificate_unknown": "This federation did not issue the certificate, or no longer knows its holder.",
     "client_certificate_revoked": "The operator has revoked this member; ask for a new invitation.",
     "client_role_wrong": "This service needs a certificate with another role.",

@@ -382,6 +382,13 @@ def test_commands_in_sentences_exist_with_their_options(page):
                 assert given.split("=")[0] in options | {"--help"}, f"`{' '.join(words)}`: no option {given}"
 
 
+def test_nobody_is_told_to_type_a_token_where_others_can_read_it():
+    """A join token in a command's arguments is in the shell's history and in the list of processes."""
+    rooms = ("coordinator", "edge_client", "proto", "toolkit")
+    for path in [*PAGES, *(path for room in rooms for path in sources_of(room))]:
+        assert not re.search(r"edge_client enrol\s+TOKEN", read(path)), name_of(path)
+
+
 def test_the_command_list_cuts_off_no_sentence():
     """Checks the coordinator's list. That of `edge_client` has room for more than one line."""
     group = typer.main.get_command(coordinator_app)

@@ -32,7 +32,7 @@ def test_a_complete_identity_loads_and_signs(home, authority, now):
 
 
 def test_nobody_is_enrolled_in_an_empty_folder(tmp_path):
-    with pytest.raises(NotEnrolled, match="edge_client enrol TOKEN"):
+    with pytest.raises(NotEnrolled, match="edge_client enrol"):
         MemberIdentity.load(tmp_path)
 
 
