@@ -47,7 +47,8 @@ Operator = Annotated[
     typer.Option(
         "--operator",
         envvar="TACIT_OPERATOR",
-        help="The operator's folder, which `coordinator init` creates. Default: DIR/operator, else ./operator.",
+        help="The operator's folder, which `coordinator init` creates. Default: DIR/operator with --dir, else "
+        "./operator or ./federation/operator.",
         show_default=False,
     ),
 ]

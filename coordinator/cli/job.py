@@ -70,7 +70,9 @@ def new(
     ] = None,
     epsilon: Annotated[
         str | None,
-        typer.Option(help="What all rounds may cost a member in privacy, 1 to 8; or none.", show_default=False),
+        typer.Option(
+            help="What all rounds may cost a member in privacy, such as 8, 4 or 1; or none.", show_default=False
+        ),
     ] = None,
     texts: Annotated[str | None, typer.Option(help="short, long or pairs.", show_default=False)] = None,
     model: Annotated[
@@ -123,7 +125,7 @@ def new(
         members=members,
         examples=examples,
         epsilon=asked.given(
-            "--epsilon", epsilon, "Epsilon for all rounds, 1 to 8, or none for no noise", read_epsilon, "8"
+            "--epsilon", epsilon, "Epsilon for all rounds, such as 8, 4 or 1, or none for no noise", read_epsilon, "8"
         ),
         texts=asked.given("--texts", texts, "Texts: short, long or pairs", read_texts, "short"),
         model=model or "",

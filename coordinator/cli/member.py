@@ -120,7 +120,13 @@ def list_members(operator: Operator = None, folder: Dir = None, as_json: Json = 
 
 
 @app.command()
-def revoke(name: str, yes: Yes = False, operator: Operator = None, folder: Dir = None, as_json: Json = False) -> None:
+def revoke(
+    name: Annotated[str, typer.Argument(help="The member's name.")],
+    yes: Yes = False,
+    operator: Operator = None,
+    folder: Dir = None,
+    as_json: Json = False,
+) -> None:
     """End a membership at once, or withdraw an invitation."""
     where = operator_folder(operator, folder)
     confirm(f"Revoke {name}? It is cut off at once, and needs a new invitation to return.", yes)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["import_certificates", "requests", "sign"]
 
-File = Annotated[Path, typer.Argument(show_default=False)]
+File = Annotated[Path, typer.Argument(help="The file of the step before.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", help="The file to write.", show_default=False)]
 
 

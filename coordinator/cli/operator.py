@@ -123,7 +123,12 @@ def list_operators(folder: CoordinatorDir = Path("federation"), as_json: Json = 
 
 
 @app.command()
-def revoke(name: str, yes: Yes = False, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
+def revoke(
+    name: Annotated[str, typer.Argument(help="The operator's name.")],
+    yes: Yes = False,
+    folder: CoordinatorDir = Path("federation"),
+    as_json: Json = False,
+) -> None:
     """Revoke every certificate of an operator at once."""
     from datetime import UTC, datetime
 

@@ -52,6 +52,13 @@ def test_help_has_boxes_and_completion(program: str) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
+def test_every_argument_and_option_says_what_it_is(program: str) -> None:
+    for words, command in commands(PROGRAMS[program]):
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), (words, parameter.name)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_the_shell_completes_commands_and_options(program: str) -> None:
     for line, expected in ((f"{program} exp", "export"), (f"{program} export --ou", "--out")):
         asked = {f"_{program.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": line.count(" ")}
