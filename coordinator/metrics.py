@@ -304,6 +304,16 @@ INSTRUMENTS = (
         "seconds since 1970",
     ),
     Instrument(
+        "backup_verified_timestamp_seconds",
+        "gauge",
+        "When the newest backup was made that `coordinator backup --verify` read back whole; 0 while the journal names "
+        "no verification.",
+        "seconds since 1970",
+    ),
+    Instrument(
+        "backups_damaged", "gauge", "Backups that the newest verification in the journal found damaged.", "backups"
+    ),
+    Instrument(
         "database_seconds", "histogram", "Duration of a transaction, including its wait.", "seconds", (), _SHORT_SECONDS
     ),
     Instrument(
@@ -751,6 +761,16 @@ class Metrics:
     def backup_made(self, at: float) -> None:
         """Sets when the newest complete backup that the journal names was made, in seconds since 1970."""
         self._of.set("backup_timestamp_seconds", at)
+
+    def backups_verified(self, at: float, damaged: int) -> None:
+        """Sets the newest verification of backups.
+
+        Args:
+            at: when the newest whole one was made, in seconds since 1970; 0: none is whole.
+            damaged: how many were not whole.
+        """
+        self._of.set("backup_verified_timestamp_seconds", at)
+        self._of.set("backups_damaged", damaged)
 
     def database(self, seconds: float, failed: bool) -> None:
         """Records a transaction's duration. `failed` means that the database failed, not that the request was wrong."""

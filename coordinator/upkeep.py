@@ -24,6 +24,7 @@ from coordinator.runtime import Runtime
 from coordinator.services.credentials import certificate_end, refresh_server_certificate
 from coordinator.services.operators import end_over
 from coordinator.storage import mark, records
+from coordinator.storage.chain import JournalEntry
 from coordinator.storage.journal import newest_of
 from tacit.messages import AuthoritiesChanged
 
@@ -183,16 +184,21 @@ class Upkeep:
         """Logs what commands beside the server wrote to the journal, and updates the folder's mark."""
         before, database = self._entry, self._runtime.database
 
-        def read(s: records.Session) -> tuple[records.Head, int | None, bool]:
+        def read(s: records.Session) -> tuple[records.Head, bool, JournalEntry | None, JournalEntry | None]:
             newest, here = records.head(s), database.written_here()
-            # A backup does not contain the entry that it is complete. A database that was restored from it tells so.
-            since = newest_of(s, "backup_made", "restored", after=before or 0)
             beside = before is None or any(number not in here for number in range(before + 1, newest.id + 1))
-            return newest, None if since is None else int(str(since.fields["made_ms"])), beside
+            # A backup does not contain the entries that it is complete and whole. A database that was restored from
+            # it tells so: a restore reads the whole backup first.
+            made, verified = (
+                newest_of(s, kind, "restored", after=before or 0) for kind in ("backup_made", "backup_verified")
+            )
+            return newest, beside, made, verified
 
-        newest, backup_ms, beside = await database.run(read)
-        if backup_ms is not None:
-            self._metrics.backup_made(backup_ms / 1000)
+        newest, beside, made, verified = await database.run(read)
+        if made is not None:
+            self._metrics.backup_made(_number(made, "made_ms") / 1000)
+        if verified is not None:
+            self._metrics.backups_verified(_number(verified, "made_ms") / 1000, _number(verified, "damaged"))
         if newest.id != before and beside:
             log.info("journal_head", entry=newest.id, head=newest.hash.hex())
         self._entry = newest.id
@@ -219,3 +225,8 @@ class Upkeep:
         self._metrics.member_certificates(expires)
         if (stored := await self._runtime.store.apart.run(self._runtime.store.measure)) is not None:
             self._metrics.store_holds(*stored)
+
+
+def _number(entry: JournalEntry, name: str) -> int:
+    """Returns a number of an entry; 0 if it has none of this name."""
+    return int(str(entry.fields.get(name, 0)))

@@ -53,7 +53,12 @@ def backup(
         bool, typer.Option("--allow-missing", help="Go on if the store lost a blob. The backup lists lost blobs.")
     ] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Make no backup; read every backup in FOLDER and check its digests.")
+        bool,
+        typer.Option(
+            "--verify",
+            help="Make no backup; read every backup in FOLDER and check its digests. Beside the coordinator's folder, "
+            "the journal says how it went.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -65,25 +70,72 @@ def backup(
 
     try:
         if verify:
-            _verify(folder, as_json)
+            _verify(folder, coordinator, as_json)
         else:
             _back_up(folder, coordinator, with_keys, keep, allow_missing, as_json)
     except StorageError as error:
         fail(error.sentence, ExitCode.FAILED)
 
 
-def _verify(folder: Path, as_json: bool) -> None:
-    from coordinator.storage.backup import newest, snapshots
+def _verify(folder: Path, coordinator: Path, as_json: bool) -> None:
+    from coordinator.storage.backup import checked
+    from coordinator.storage.errors import BackupDamaged
 
-    newest(folder)
-    found = snapshots(folder)
-    for each in found:
-        each.check()
+    whole: list[Snapshot] = []
+    damaged: dict[str, str] = {}
+    for path, found in checked(folder):
+        if isinstance(found, BackupDamaged):
+            damaged[path.name] = found.sentence
+        else:
+            whole.append(found)
+        if not as_json:
+            said = f"DAMAGED. {damaged[path.name]}" if path.name in damaged else f"whole. {_content(whole[-1])}"
+            typer.echo(f"{path.name}: {said}")
+    if (coordinator / _CONFIG).exists():
+        _tell_verified(coordinator, whole, damaged)
     if as_json:
-        print_json({"whole": [each.path.name for each in found]})
+        print_json({"whole": [each.path.name for each in reversed(whole)], "damaged": damaged})
+    if damaged:
+        newest = f"the newest whole one is {whole[0].path.name}" if whole else "none is whole"
+        fail(
+            f"{len(damaged)} of {len(damaged) + len(whole)} backups in {folder} are damaged, and {newest}; check the "
+            "disk, then make another backup: it writes damaged blobs again. A snapshot that is still damaged after "
+            "that cannot be restored",
+            ExitCode.FAILED,
+        )
+
+
+def _tell_verified(coordinator: Path, whole: "list[Snapshot]", damaged: dict[str, str]) -> None:
+    """Notes in the journal how a verification went. If that fails, a sentence says so, and the verification counts."""
+    import time
+
+    from coordinator.config import CoordinatorFolder
+    from coordinator.storage import mark, records
+    from coordinator.storage.errors import StorageError
+
+    names = CoordinatorFolder(coordinator)
+    try:
+        as_owner(coordinator)
+        config = _config(coordinator)
+        _closed(coordinator, config)
+        if whole and whole[0].manifest.federation != _federation(names.authority_certificate):
+            sys.stderr.write(f"not noted in the journal of {coordinator}: these are another federation's backups\n")
+            return
+        mark.check(names.database_mark, config.database_url)
+    except (CommandFailed, StorageError) as error:
+        sys.stderr.write(f"not noted in the journal of {coordinator}: {error}\n")
         return
-    for each in found:
-        typer.echo(f"{each.path.name}: whole. {_content(each)}")
+    now_ms = time.time_ns() // 1_000_000
+    fields: dict[str, Value] = {
+        # When the newest whole backup was made; 0 if there is none.
+        "made_ms": whole[0].manifest.made_ms if whole else 0,
+        "whole": len(whole),
+        "damaged": len(damaged),
+        "by": os_user(),
+    }
+    _tell_journal(
+        config, "backups were verified", lambda s: records.note(s, "backup_verified", "coordinator", now_ms, **fields)
+    )
 
 
 def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_missing: bool, as_json: bool) -> None:
@@ -110,7 +162,9 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
     now_ms, by = time.time_ns() // 1_000_000, os_user()
     # First, so that the backup contains the entry, and keys are copied by nobody whom the journal does not name.
     _tell_journal(
-        config, "was begun", lambda s: records.note(s, "backup_begun", "coordinator", now_ms, keys=with_keys, by=by)
+        config,
+        "this backup was begun",
+        lambda s: records.note(s, "backup_begun", "coordinator", now_ms, keys=with_keys, by=by),
     )
     made = make(
         config.database_url,
@@ -132,7 +186,9 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
         "by": by,
     }
     ended_ms = time.time_ns() // 1_000_000
-    _tell_journal(config, "is complete", lambda s: records.note(s, "backup_made", "coordinator", ended_ms, **told))
+    _tell_journal(
+        config, "this backup is complete", lambda s: records.note(s, "backup_made", "coordinator", ended_ms, **told)
+    )
     if made.not_removed:
         sys.stderr.write(f"older backups were not removed: {made.not_removed}\n")
     manifest = made.snapshot.manifest
@@ -143,6 +199,7 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
                 "rows": sum(part.rows for part in manifest.tables),
                 "blobs": len(manifest.blobs),
                 "blobs_written": made.blobs_written,
+                "blobs_mended": made.blobs_mended,
                 "missing": [digest.hex() for digest in manifest.missing],
                 "keys": len(manifest.keys),
                 "removed": made.removed,
@@ -152,6 +209,8 @@ def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_
         return
     typer.echo(f"{made.snapshot.path}: {_content(made.snapshot)}")
     typer.echo(f"  blobs: {made.blobs_written} written, {made.blobs_kept} already there")
+    if made.blobs_mended:
+        typer.echo(f"  MENDED: {made.blobs_mended} blobs were damaged in {folder}; check its disk")
     for digest in manifest.missing:
         typer.echo(f"  MISSING, because the store lost it: {digest.hex()}")
     if manifest.keys:
@@ -414,7 +473,7 @@ def _check_revision(config: "CoordinatorConfig") -> None:
 
 
 def _tell_journal(config: "CoordinatorConfig", what: str, note: "Callable[[Session], None]") -> None:
-    """Writes an entry, which says `what` of this backup. A database that cannot be written is still backed up."""
+    """Writes an entry, which says `what`. A database that cannot be written is still backed up."""
     from coordinator.storage.database import open_database
     from coordinator.storage.errors import DatabaseUnusable
 
@@ -425,4 +484,4 @@ def _tell_journal(config: "CoordinatorConfig", what: str, note: "Callable[[Sessi
         finally:
             database.close()
     except DatabaseUnusable as error:
-        sys.stderr.write(f"the journal does not say that this backup {what}: {error.sentence}\n")
+        sys.stderr.write(f"the journal does not say that {what}: {error.sentence}\n")

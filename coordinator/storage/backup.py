@@ -49,6 +49,7 @@ __all__ = [
     "BackupManifest",
     "Snapshot",
     "TablePart",
+    "checked",
     "form_of",
     "make",
     "newest",
@@ -171,19 +172,26 @@ class Snapshot:
         """Opens a blob for reading. Raises: OSError. BackupDamaged: it is not a file."""
         return _open(self.blob(part))
 
-    def check(self) -> None:
+    def check(self, whole: set[Path] | None = None) -> None:
         """Reads every file of the backup, and the journal's chain.
+
+        Args:
+            whole: files that were read and found whole, by path and not read again. Those of this backup are added.
 
         Raises:
             BackupDamaged: names the first file that is missing or altered.
         """
+        whole = set() if whole is None else whole
         parts: list[tuple[Path, str, TablePart | BlobPart | KeyPart]] = [
             *((self.table(part), f"table {part.name}", part) for part in self.manifest.tables),
             *((self.key(part), part.path, part) for part in self.manifest.keys),
             *((self.blob(part), "a blob", part) for part in self.manifest.blobs),
         ]
         for path, what, part in parts:
-            _check_file(path, what, part.sha256, part.size)
+            # Its name is its digest, so every backup of a folder expects the same bytes there.
+            if path not in whole:
+                _check_file(path, what, part.sha256, part.size)
+                whole.add(path)
         try:
             verdict = chain.verify(read_journal(self))
         except chain.ChainBroken as error:
@@ -202,7 +210,8 @@ class BackupMade:
 
     snapshot: Snapshot
     blobs_written: int
-    blobs_kept: int  # Already there from an earlier backup.
+    blobs_kept: int  # Already there from an earlier backup, and whole.
+    blobs_mended: int  # There from an earlier backup, and damaged. They count as written.
     removed: int  # Older snapshots.
     # Why older snapshots were kept; empty if nothing stood in the way.
     not_removed: str = ""
@@ -249,10 +258,10 @@ def make(
             head = _head(connection)
             tables = [_write_table(connection, table, folder) for table in snapshot.tables_of(connection)]
             wanted = list(_named(connection, store, allow_missing))
-        blobs, missing, written = [], [], 0
+        blobs, missing, written, mended = [], [], 0, 0
         for digest in dict.fromkeys(wanted):
             try:
-                size, fresh = _copy_blob(store, digest, folder)
+                size, before = _copy_blob(store, digest, folder)
             except (BlobMissing, BlobCorrupt, StoreUnusable) as error:
                 if not allow_missing or isinstance(error, StoreUnusable):
                     raise BackupRefused(
@@ -262,7 +271,8 @@ def make(
                 missing.append(digest)
                 continue
             blobs.append(BlobPart(sha256=digest, size=size))
-            written += fresh
+            written += before != "whole"
+            mended += before == "damaged"
         copied = [_write_key(path, source, folder) for path, source in sorted((keys or {}).items())]
         manifest = _manifest(
             made_ms=now_ms,
@@ -279,10 +289,10 @@ def make(
         made = _reveal(folder, manifest)
         kept = len(blobs) - written
         try:
-            return BackupMade(made, written, kept, _prune(folder, keep))
+            return BackupMade(made, written, kept, mended, _prune(folder, keep))
         except BackupDamaged as error:
             # Nobody knows what a damaged snapshot names, so nothing is removed.
-            return BackupMade(made, written, kept, 0, error.sentence)
+            return BackupMade(made, written, kept, mended, 0, error.sentence)
 
 
 def _manifest(**fields: Any) -> BackupManifest:
@@ -470,12 +480,19 @@ def _blob_path(folder: Path, digest: bytes) -> Path:
     return folder / "blobs" / name[:2] / name
 
 
-def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, bool]:
-    """Returns the blob's size, and whether it had to be written."""
+def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, Literal["absent", "damaged", "whole"]]:
+    """Returns the blob's size, and what the folder had of it. It is written unless it was whole."""
     size = store.size(digest)
     path = _blob_path(folder, digest)
-    if path.exists() and path.stat().st_size == size:
-        return size, False
+    before: Literal["absent", "damaged"] = "absent"
+    if path.exists():
+        try:
+            # A disk can damage what it keeps. A copy of the right size that is not read would never be mended.
+            _check_file(path, "a blob", digest, size)
+        except BackupDamaged:
+            before = "damaged"
+        else:
+            return size, "whole"
     hashed = hashlib.sha256()
     with _partial(folder) as (partial, file), store.reading(digest) as blob:
         while piece := blob.read(_PIECE):
@@ -484,7 +501,7 @@ def _copy_blob(store: BlobStore, digest: bytes, folder: Path) -> tuple[int, bool
         if hashed.digest() != digest:
             raise BlobCorrupt(f"the store damaged the blob {digest.hex()}: its bytes no longer have that digest")
         _name(partial, file, path, digest, size)
-    return size, True
+    return size, before
 
 
 def _write_key(name: str, source: Path, folder: Path) -> KeyPart:
@@ -551,6 +568,27 @@ def snapshots(folder: Path) -> list[Snapshot]:
     return [_read(path) for path in _in_order(folder)]
 
 
+def checked(folder: Path) -> Iterator[tuple[Path, Snapshot | BackupDamaged]]:
+    """Reads every backup in the folder, the newest first, and yields it, or what is wrong with it.
+
+    A file that several backups share is read once.
+
+    Raises:
+        BackupDamaged: the folder has no backup.
+    """
+    if not (paths := _in_order(folder)):
+        raise BackupDamaged(_none_in(folder))
+    whole: set[Path] = set()
+    for path in reversed(paths):
+        try:
+            snapshot = _read(path)
+            snapshot.check(whole)
+        except BackupDamaged as error:
+            yield path, error
+        else:
+            yield path, snapshot
+
+
 def newest(folder: Path, name: str | None = None) -> Snapshot:
     """Returns the backup that was made last, or the named one.
 
@@ -561,9 +599,12 @@ def newest(folder: Path, name: str | None = None) -> Snapshot:
     if name is not None:
         found = [path for path in found if path.name in (name, f"{name}.json")]
     if not found:
-        which = f"no snapshot {name}" if name else "no complete backup"
-        raise BackupDamaged(f"there is {which} in {folder}; name a folder that `coordinator backup` wrote")
+        raise BackupDamaged(_none_in(folder, f"snapshot {name}" if name else "complete backup"))
     return _read(found[-1])
+
+
+def _none_in(folder: Path, what: str = "complete backup") -> str:
+    return f"there is no {what} in {folder}; name a folder that `coordinator backup` wrote"
 
 
 def _in_order(folder: Path) -> list[Path]:

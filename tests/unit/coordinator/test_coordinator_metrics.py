@@ -88,6 +88,16 @@ def test_the_newest_backup_is_shown_and_0_means_none(metrics):
     assert metrics.value("backup_timestamp_seconds") == 1_700_000_000
 
 
+def test_the_newest_whole_backup_is_shown_and_the_damaged_ones_are_counted(metrics):
+    assert metrics.value("backup_verified_timestamp_seconds") == 0
+    assert metrics.value("backups_damaged") == 0
+    metrics.backups_verified(1_700_000_000, 2)
+    assert metrics.value("backup_verified_timestamp_seconds") == 1_700_000_000
+    assert metrics.value("backups_damaged") == 2
+    metrics.backups_verified(1_700_000_500, 0)
+    assert metrics.value("backups_damaged") == 0
+
+
 def test_reported_privacy_shows_the_maximum_and_the_median(metrics):
     for member, epsilon in (("north", 1.0), ("east", 3.0), ("south", 2.0), ("north", 5.0)):
         metrics.privacy_reported("desk", member, epsilon)

@@ -184,14 +184,32 @@ def test_every_recorded_series_is_used_and_documented():
             id="first-day",
             marks=pytest.mark.long,
         ),
-        pytest.param("tacit.alerts.yml", "backup", "TacitBackupMissing", "> 2 * 86400", "> 3 * 86400", id="backup"),
+        pytest.param(
+            "tacit.alerts.yml", "backup", "TacitBackupMissing", "> 0) > 2 * 86400", "> 0) > 3 * 86400", id="backup"
+        ),
         pytest.param(
             "tacit.alerts.yml",
             "backup",
             "TacitBackupMissing",
-            "and on (instance, job) tacit_coordinator_lease_active == 1",
-            "",
+            "offset 1d == 0))\n            and on (instance, job) tacit_coordinator_lease_active == 1",
+            "offset 1d == 0))",
             id="standby",
+        ),
+        pytest.param(
+            "tacit.alerts.yml",
+            "backup",
+            "TacitBackupUnverified",
+            "verified_timestamp_seconds > 2 * 86400",
+            "verified_timestamp_seconds > 4 * 86400",
+            id="unverified",
+        ),
+        pytest.param(
+            "tacit.alerts.yml",
+            "backup",
+            "TacitBackupDamaged",
+            "backups_damaged > 0\n            and on (instance, job) tacit_coordinator_lease_active == 1",
+            "backups_damaged > 0",
+            id="damaged",
         ),
         pytest.param(
             "tacit.alerts.yml",

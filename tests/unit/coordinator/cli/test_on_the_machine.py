@@ -387,6 +387,73 @@ def test_a_backup_that_fails_counts_as_none(tmp_path, monkeypatch, looked):
     asyncio.run(scenario())
 
 
+FIGURES = ("_verified_timestamp_seconds", "s_damaged")
+
+
+def test_a_verification_is_counted_with_what_it_found(tmp_path, monkeypatch, looked):
+    """The alerts TacitBackupDamaged and TacitBackupUnverified watch these figures."""
+
+    async def scenario():
+        async with housed(tmp_path, monkeypatch) as house:
+            where, folder = ("--dir", str(house.folder.path)), tmp_path / "backup"
+
+            async def figures(*words, code=ExitCode.OK):
+                said = await asyncio.to_thread(_run, "backup", folder, *words, *where, code=code)
+                await looked()
+                return said, tuple(_figure(house, f"backup{name}") for name in FIGURES)
+
+            await asyncio.to_thread(_run, "backup", folder, *where)
+            first = newest(folder)
+            said, found = await figures("--verify")
+            assert found == (first.manifest.made_ms / 1000, 0)
+            assert f"{first.path.name}: whole" in said
+            await asyncio.to_thread(_run, "backup", folder, *where)
+            second = newest(folder)
+            # The journal has grown since the first backup, so this table is the second one's alone.
+            path = second.table(next(part for part in second.manifest.tables if part.name == "journal"))
+            path.write_bytes(path.read_bytes()[:-1])
+            said, found = await figures("--verify", code=ExitCode.FAILED)
+            assert found == (first.manifest.made_ms / 1000, 1)
+            assert f"1 of 2 backups in {folder} are damaged" in said
+            assert f"the newest whole one is {first.path.name}" in said
+            *_, entry = await house.journal("backup_verified")
+            assert (entry.fields["whole"], entry.fields["damaged"]) == (1, 1)
+        async with housed(tmp_path, monkeypatch, again=True) as house:
+            assert tuple(_figure(house, f"backup{name}") for name in FIGURES) == found
+
+    asyncio.run(scenario())
+
+
+def test_a_verification_elsewhere_reads_without_a_journal(fed, tmp_path, monkeypatch):
+    folder = tmp_path / "backup"
+    _run("backup", folder, "--dir", fed)
+
+    def noted():
+        with contextlib.closing(open_database(f"sqlite:///{fed / 'tacit.db'}")) as database:
+            return [each.kind for each in database.run_now(records.journal)].count("backup_verified")
+
+    # Another machine has no coordinator's folder.
+    assert "whole" in _run("backup", folder, "--verify", "--dir", tmp_path / "nowhere")
+    # Another federation's journal says nothing of these backups.
+    other = tmp_path / "other"
+    _run("init", other)
+    assert "another federation's backups" in _run("backup", folder, "--verify", "--dir", other)
+    # A database that cannot be written, or is not the coordinator's.
+    with monkeypatch.context() as patched:
+        patched.setattr("coordinator.storage.database.BUSY_TIMEOUT_MS", 50)
+        with contextlib.closing(sqlite3.connect(fed / "tacit.db")) as busy:
+            busy.execute("BEGIN IMMEDIATE")
+            said = _run("backup", folder, "--verify", "--dir", fed)
+    assert "the journal does not say that backups were verified" in said
+    with monkeypatch.context() as patched:
+        patched.setenv("TACIT_DATABASE_URL", f"sqlite:///{tmp_path / 'wrong.db'}")
+        assert "set TACIT_DATABASE_URL" in _run("backup", folder, "--verify", "--dir", fed)
+    assert noted() == 0
+    found = json.loads(_run("backup", folder, "--verify", "--json", "--dir", fed))
+    assert found == {"whole": [newest(folder).path.name], "damaged": {}}
+    assert noted() == 1
+
+
 def test_a_backup_with_lost_blobs_says_so_in_the_journal(fed, tmp_path):
     database, store = open_database(load_config(fed).database_url), open_blobs(f"file://{fed / 'store'}")
     document = fill(database, store)

@@ -309,6 +309,49 @@ def test_a_blob_that_the_store_has_lost_is_named(filled, store, folder, tmp_path
         made.snapshot.check()
 
 
+def test_a_blob_that_the_backups_disk_damaged_is_written_again(filled, store, folder):
+    """It keeps its size, so only reading it tells."""
+    first = make(filled, store, folder)
+    harmed = [first.snapshot.blob(part) for part in first.snapshot.manifest.blobs[:2]]
+    for path in harmed:
+        flip(path)
+    with pytest.raises(BackupDamaged, match=harmed[0].name):
+        first.snapshot.check()
+    again = make(filled, store, folder, now_ms=MADE_MS + 1)
+    assert (again.blobs_mended, again.blobs_written) == (2, 2)
+    assert again.blobs_kept == len(first.snapshot.manifest.blobs) - 2
+    # The older backup names the same blobs.
+    for each in (first, again):
+        each.snapshot.check()
+
+
+def test_every_backup_of_a_folder_is_read_and_shared_blobs_once(filled, store, folder, monkeypatch):
+    made = [make(filled, store, folder, now_ms=MADE_MS + number).snapshot for number in range(3)]
+    real, read = backup._check_file, []
+    monkeypatch.setattr(backup, "_check_file", lambda path, *words: (read.append(path), real(path, *words)))
+    whole = [found for _, found in backup.checked(folder)]
+    assert [each.path for each in whole] == [each.path for each in reversed(made)]
+    blobs = {each.blob(part) for each in made for part in each.manifest.blobs}
+    tables = {each.table(part) for each in made for part in each.manifest.tables}
+    assert len(blobs) > 4
+    assert sorted(read) == sorted(blobs | tables)
+    flip(made[1].path)
+
+    def damaged():
+        return {path for path, found in backup.checked(folder) if isinstance(found, BackupDamaged)}
+
+    assert damaged() == {made[1].path}
+    # Nothing changed between the three, so they share the journal's rows, too.
+    flip(made[0].table(next(part for part in made[0].manifest.tables if part.name == "journal")))
+    assert damaged() == {each.path for each in made}
+
+
+def test_a_folder_without_a_backup_is_not_whole(folder):
+    folder.mkdir()
+    with pytest.raises(BackupDamaged, match="no complete backup"):
+        next(backup.checked(folder))
+
+
 def test_a_broken_journal_is_not_backed_up(filled, store, folder):
     engine = create_engine(filled)
     with engine.begin() as connection:
