@@ -279,10 +279,9 @@ def restore(
             )
         confirm(f"Restore {found.path.name} ({_content(found)}) to {coordinator}?", yes)
         _restore(found, coordinator, revoke or [], new_database, as_json)
-    except DatabaseInUse as error:
+    except DatabaseInUse:
         fail(
-            f"a coordinator serves from the database that this would restore to ({error.sentence}), then restore into "
-            "an empty database",
+            f"a coordinator serves from the database of {coordinator}; stop it, then restore into an empty database",
             ExitCode.FAILED,
         )
     except StorageError as error:
@@ -377,13 +376,17 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     typer.echo(f"Restored {found.path.name}: {done.rows} rows, {blobs} blobs, {keys} key files.")
     for job, number in done.jobs:
         typer.echo(f"  job {job} is paused at version {number}; its rounds and attempts continue a million higher")
-    typer.echo("Before you serve, revoke again every member that was revoked since the backup (--revoke, or")
-    typer.echo(
-        "`coordinator member revoke`), and invite again those that enrolled since. Open invitations are withdrawn."
-    )
+    typer.echo("Open invitations are withdrawn. Next:")
+    if config.store_url.startswith("s3://"):
+        typer.echo(
+            "  coordinator store take-over          if this database replaces the one that the bucket belonged to"
+        )
+    typer.echo("  coordinator member import-log FILE   from a member: `edge_client members --offline --export FILE`")
     typer.echo(f"  coordinator serve --dir {coordinator}")
+    typer.echo("  coordinator member revoke NAME       each that was revoked since the backup, if --revoke did not")
+    typer.echo("  coordinator member invite NAME       each that enrolled since the backup")
     if done.jobs:
-        typer.echo("  coordinator job resume NAME     once `coordinator member list` shows all members connected")
+        typer.echo("  coordinator job resume NAME          once `coordinator member list` shows all members connected")
 
 
 def _put_keys(found: "Snapshot", coordinator: Path) -> int:

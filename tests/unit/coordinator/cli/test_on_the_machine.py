@@ -111,8 +111,16 @@ def test_a_restore_to_another_database_needs_new_database(fed, tmp_path, monkeyp
     restore = ("restore", backup, "--dir", fed, "--yes")
     assert "add --new-database" in _run(*restore, code=ExitCode.FAILED)
     assert not (tmp_path / "other.db").exists()
-    _run(*restore, "--new-database")
+    told = _run(*restore, "--new-database")
     assert _mark(fed).place.endswith("other.db")
+    # The commands in the order of their time: the coordinator answers `member revoke` only when it serves.
+    steps = [line.split("  ")[1] for line in told.splitlines() if line.startswith("  coordinator ")]
+    assert [" ".join(step.split()[1:3]) for step in steps] == [
+        "member import-log",
+        "serve --dir",
+        "member revoke",
+        "member invite",
+    ]
     monkeypatch.delenv("TACIT_DATABASE_URL")
     # The original database is now the wrong one.
     assert "set TACIT_DATABASE_URL" in _run("operator", "list", "--dir", fed, code=ExitCode.FAILED)
@@ -225,8 +233,7 @@ def test_a_restore_beside_a_running_server_is_refused(fed, tmp_path):
     database = open_database(load_config(fed).database_url, sole=True)
     said = _run("restore", backup, "--dir", fed, "--yes", code=ExitCode.FAILED)
     database.close()
-    assert "end that one first), then restore into an empty database" in said
-    assert "of its own" not in said
+    assert f"a coordinator serves from the database of {fed}; stop it, then restore into an empty database" in said
 
 
 def test_init_names_the_database_and_creates_no_other(tmp_path, monkeypatch):
