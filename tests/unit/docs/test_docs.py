@@ -291,6 +291,15 @@ def test_the_operations_page_lists_every_exit_code():
     assert written == {code.name: int(code) for code in ExitCode}
 
 
+def test_the_runbook_quotes_what_a_coordinator_says_that_cannot_start():
+    """The person on call searches the page for the log's last line."""
+    text = "".join(read(path) for room in ("coordinator", "toolkit") for path in sources_of(room))
+    said = re.sub(r'"\s*\n\s*f?"', "", text)
+    for quoted in first_cells(section(DOCS / "operations.md", "The coordinator does not start")):
+        pattern = ".{1,80}".join(map(re.escape, re.split(r" \.\.\.|(?<= )N(?= )", quoted)))
+        assert re.search(pattern, said), quoted
+
+
 def sources_of(room: str) -> list[Path]:
     return sorted(path for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name)
 
