@@ -38,12 +38,15 @@ def show(data_name: DataName = None, home: Home = None, as_json: Json = False) -
     try:
         for path in _ledgers(home, data_name):
             with reading(path) as store:
-                shown.append(_summary(replayed(store)))
+                state = replayed(store)
+            shown.append((path.stem, None if state.opened is None else _summary(state)))
     except LedgerError as error:
         raise _failed(error) from error
-    for summary in shown:
+    for name, summary in shown:
         if as_json:
-            print_json(summary)
+            print_json(summary or {"data": name, "records": 0})
+        elif summary is None:
+            typer.echo(f"{name}: no record yet; its first start was interrupted")
         else:
             _print(summary)
 

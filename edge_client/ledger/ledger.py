@@ -183,7 +183,7 @@ class Ledger:
         orders = gate_digest()
         writer = Writer(path, faults)
         try:
-            state = replayed(writer) if writer.version() else LedgerState()
+            state = replayed(writer)
             for damage in writer.sound():
                 raise LedgerDamaged(f"{path} is damaged ({damage}); put back its newest copy, with its -wal file")
             faults("open.replayed")

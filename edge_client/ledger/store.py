@@ -3,7 +3,7 @@
 Guarantees:
 
 - a record is on the disk when `append` returns (WAL, synchronous FULL), assuming that the disk honours fsync;
-- a file is either empty or has the whole schema and a first record;
+- a file is either empty, which reads as no records, or has the whole schema and a first record;
 - triggers allow records only to be appended. They prevent accidents, not attacks: anyone who may write the file can
   drop them;
 - every failure of SQLite or the disk becomes one of the errors below.
@@ -122,6 +122,8 @@ class Store:
         Raises:
             LedgerDamaged, LedgerUnwritable: the file cannot be read.
         """
+        if not self.version():
+            return
         with _sentences(self.path):
             yield from self._connection.execute("SELECT sequence, line, digest FROM records ORDER BY sequence")
 
@@ -131,6 +133,8 @@ class Store:
         Raises:
             LedgerDamaged, LedgerUnwritable: the file cannot be read.
         """
+        if not self.version():
+            return None
         with _sentences(self.path):
             found = self._connection.execute("SELECT digest FROM records WHERE sequence = ?", (sequence,)).fetchone()
         return None if found is None else found[0]
@@ -141,6 +145,8 @@ class Store:
         Raises:
             LedgerDamaged, LedgerUnwritable: the file cannot be read.
         """
+        if not self.version():
+            return set()
         with _sentences(self.path):
             return {mark for (mark,) in self._connection.execute("SELECT mark FROM marks")}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from edge_client.ledger.budget import Budget, open_budget
-from edge_client.ledger.ledger import LedgerUnwritable, LimitFixed
+from edge_client.ledger.ledger import Ledger, LedgerUnwritable, LimitFixed, ledger_path
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.events import Laplace
@@ -96,6 +96,26 @@ def test_a_ledger_of_persons_does_not_forget_what_rows_of_the_same_data_were_cha
     (tmp_path / "ledgers" / "marks.key").unlink()
     with pytest.raises(LimitFixed, match="for an unknown number of the texts"), opened_as("y", ["z"], by_person=True):
         pass
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("point", ["open.touched", "create.begun"])
+def test_a_data_set_whose_first_start_was_killed_blocks_no_other(tmp_path, identity, point):
+    def kill(at):
+        if at == point:
+            raise _Killed
+
+    policy = Policy()
+    with open_budget(tmp_path, identity, policy, ["one"], name="first"):
+        pass
+    with pytest.raises(_Killed):
+        Ledger.open(ledger_path(tmp_path, "second"), "second", policy.limit(), faults=kill)
+    for name in ("first", "second"):
+        with open_budget(tmp_path, identity, policy, ["one"], name=name) as budget:
+            assert budget.data_name == name
 
 
 def test_a_reservation_counts_until_it_is_released(opened):

@@ -84,6 +84,22 @@ def test_json_has_one_epsilon_each(home):
     assert (found["charged"], found["reserved"], found["receipts"], found["records"]) == (3, 1, 2, 13)
 
 
+def test_a_ledger_without_a_record_hides_no_other(home):
+    """A process that is killed at its first start leaves an empty file."""
+    ledger_path(home, "later").touch()
+    code, shown = ended("show", "--home", home)
+    assert code == 0
+    assert "3 charged, 1 reserved" in shown
+    assert "later: no record yet" in shown
+    code, shown = ended("show", "--home", home, "--json")
+    assert code == 0
+    assert [json.loads(line)["records"] for line in shown.splitlines()] == [13, 0]
+    code, out = ended("verify", "--home", home)
+    assert code == ExitCode.FAILED
+    assert "sound; 13 records, 2 receipts" in out
+    assert "there is no record" in out
+
+
 def test_a_ledger_in_use_can_be_shown_and_verified(home):
     with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=2.0) as ledger:
         ledger.recover()
