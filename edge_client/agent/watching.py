@@ -1,8 +1,9 @@
 """Shows a member at work: progress bars on a terminal, log events elsewhere, and metrics beside either."""
 
+import contextlib
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import structlog
@@ -96,13 +97,35 @@ class LogWatcher:
         log.info("job_over", job=ended.job, reason=word(ended.reason), version=ended.final_version)
 
 
+class _MayGo:
+    """A terminal that may be closed while the member runs. What it does not take is dropped.
+
+    An error would reach the training that reports a step: it would count as failed, and be charged.
+    """
+
+    def __init__(self, terminal: IO[str]) -> None:
+        self._terminal = terminal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._terminal, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._terminal.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._terminal.flush()
+
+
 class TerminalWatcher:
     """Shows a progress line for training and sending, and a sentence for everything else."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.progress = Progress(
-            ProgressLine(), console=console or Console(stderr=True, highlight=False), transient=True
-        )
+        console = console or Console(stderr=True, highlight=False)
+        console.file = cast(IO[str], _MayGo(console.file))
+        self.progress = Progress(ProgressLine(), console=console, transient=True)
         self._bars: dict[tuple[str, str], TaskID] = {}
 
     def __enter__(self) -> "TerminalWatcher":

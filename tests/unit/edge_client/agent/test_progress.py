@@ -1,6 +1,7 @@
 """Tests of the progress line of `edge_client run`: no width cuts what is needed."""
 
 import io
+from errno import EIO
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from edge_client.agent.watching import TerminalWatcher
 from edge_client.ledger.budget import Figures
 from tacit.attempt import AttemptId
 from tacit.identity import name_is_valid
+from tacit.messages import Assignment
 
 LONGEST = "a-job-of-the-longest-name-" + "x" * 37
 
@@ -94,6 +96,25 @@ def test_a_line_never_exceeds_its_width(job: str) -> None:
             assert len(" ".join(filter(None, [line.before, "━" * line.bar, line.after]))) <= width
             # The time left goes last.
             assert "left" in line.after or width < 52
+
+
+class Gone(io.StringIO):
+    """A terminal that somebody closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(EIO, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_fails_no_training() -> None:
+    """A training that fails is charged, and one that is never begun takes part in nothing."""
+    assignment = Assignment("desk", 1, bytes(32), bytes(32), 0, 1000)
+    console = Console(file=Gone(), width=80, force_terminal=True, color_system=None, highlight=False)
+    with TerminalWatcher(console) as watcher:
+        watcher.connected("ab" * 32)
+        watcher.assigned(assignment)
+        for step in range(1, 4):
+            watcher.training("desk", 1, step, 3, 0.693)
+        watcher.uploading(AttemptId("desk", 1, 1), 2**20, 2**20)
 
 
 def test_the_budget_left_is_in_the_unit_of_epsilon() -> None:
