@@ -24,7 +24,7 @@ from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Pa
 from tacit.job import JobDocument
 from tacit.job_parts import MAX_CANARIES
 from tacit.prompt import reads_pairs
-from toolkit.durable import durable_file
+from toolkit.durable import durable_file, make_folder
 
 __all__ = ["CanaryBook", "CanaryRecord", "CanaryRow", "Planted"]
 
@@ -142,8 +142,7 @@ class CanaryBook:
                 for each, there in rows
             ),
         )
-        for folder in (self._folder.parent, self._folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        make_folder(self._folder)
         durable_file(self._path(job), record.canonical())
 
     def _path(self, job: JobDocument) -> Path:

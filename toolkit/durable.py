@@ -1,4 +1,4 @@
-"""Writes files that are on disk whole or not at all, and defines the points at which tests kill the process.
+"""Makes folders and files that are on disk whole or not at all, and defines the points at which tests kill the process.
 
 A kill point is where the disk, or the process's knowledge of it, changes. In production nothing happens at one.
 `benchmarks.operations.ledger_faults` and the tests pass a function that kills the process there.
@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["FILE_STEPS", "Faults", "durable_file", "durable_files", "no_faults", "sync_folder"]
+__all__ = ["FILE_STEPS", "Faults", "durable_file", "durable_files", "make_folder", "no_faults", "sync_folder"]
 
 # Called with the name of a kill point.
 Faults = Callable[[str], None]
@@ -27,6 +27,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder for its owner alone (0700), and the missing ones above it. Their names are on disk on return.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(each.parent)
 
 
 def durable_file(path: Path, content: bytes, point: str = "file", faults: Faults = no_faults) -> None:

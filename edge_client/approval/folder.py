@@ -22,7 +22,7 @@ from edge_client.policy.document import PolicyDocument
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Moment
 from tacit.job import JobDocument
 from tacit.limits import MAX_TENSORS
-from toolkit.durable import durable_file, sync_folder
+from toolkit.durable import durable_file, make_folder
 
 __all__ = ["LONGEST_LINE", "ApprovalFolder", "ApprovalRequest", "folders"]
 
@@ -108,7 +108,7 @@ class ApprovalFolder:
         Raises:
             OSError: it cannot be written.
         """
-        self._prepare()
+        make_folder(self.path)
         durable_file(self.path / _REQUEST, request.canonical())
 
     def put(self, signed: SignedStatement) -> Path:
@@ -121,7 +121,7 @@ class ApprovalFolder:
             raise OSError(
                 errno.ENOSPC, f"holds {_MAX_STATEMENTS} files or more; take away those of no steward", self.path
             )
-        self._prepare()
+        make_folder(self.path)
         path = self.path / f"{signed.digest().hex()}.json"
         durable_file(path, signed.canonical())
         return path
@@ -154,12 +154,6 @@ class ApprovalFolder:
             with contextlib.suppress(OSError, DocumentInvalid):
                 found.append(self.statement(name))
         yield from sorted(found, key=lambda each: (each.statement.issued_ms, each.signature))
-
-    def _prepare(self) -> None:
-        for folder in (self.path.parent.parent, self.path.parent, self.path):
-            if not folder.exists():
-                folder.mkdir(mode=0o700, exist_ok=True)
-                sync_folder(folder.parent)
 
 
 def _a_file(path: Path) -> Path:

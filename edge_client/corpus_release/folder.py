@@ -27,7 +27,7 @@ from edge_client.policy.policy import PolicyRefusal
 from edge_client.withdrawal.folder import WithdrawalFolder
 from tacit.corpus import CorpusStatement
 from tacit.documents import Digest, Document, DocumentInvalid, Moment, Part, Short
-from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+from toolkit.durable import Faults, durable_file, make_folder, no_faults, sync_folder
 
 __all__ = [
     "Choice",
@@ -133,10 +133,7 @@ class CorpusFolder:
         Raises:
             OSError: the folder cannot be created.
         """
-        for folder in (self.path.parent, self.path):
-            if not folder.exists():
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(folder.parent)
+        make_folder(self.path)
 
     def state(self) -> CorpusState | None:
         """The stored state. None: there is none."""

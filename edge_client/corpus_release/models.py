@@ -24,7 +24,7 @@ from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.job import JobDocument
 from tacit.limits import MAX_LABELS
 from tacit.mechanism import NoMechanism
-from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+from toolkit.durable import Faults, durable_file, make_folder, no_faults
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,10 +135,7 @@ class LastModels:
             if last is not None and last[0] == document and (last[1] > model.round or last == this):
                 return
             folder = self._root / model.job.name
-            if not folder.exists():
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._root.chmod(0o700)
-                sync_folder(self._root)
+            make_folder(folder)
             for name, content in (("job.json", model.job.canonical()), ("tokenizer.json", model.tokenizer)):
                 path = folder / name
                 if not path.exists() or path.read_bytes() != content:

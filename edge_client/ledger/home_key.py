@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 
 from edge_client.ledger.store import LedgerDamaged, LedgerUnwritable
-from toolkit.durable import durable_file
+from toolkit.durable import durable_file, make_folder
 
 __all__ = ["home_key"]
 
@@ -26,7 +26,7 @@ def home_key(path: Path, lost: str) -> bytes:
         LedgerUnwritable: the file cannot be created or read.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         if not path.exists():
             durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")
         key = path.read_bytes()

@@ -70,7 +70,7 @@ from learning.accounting.gate import GATE_NUMBERS
 from learning.accounting.renyi import EventUnaccountable
 from tacit.identity import name_is_valid
 from tacit.limits import LAST_MS
-from toolkit.durable import Faults, no_faults
+from toolkit.durable import Faults, make_folder, no_faults
 
 __all__ = [
     "BudgetSpent",
@@ -684,7 +684,7 @@ class Ledger:
             return
         path = pin_path(self.path)
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            make_folder(path.parent)
             write_pin(path, Pin(ledger=self._opened.ledger, sequence=self.sequence, head=self.head), self._faults)
         except OSError as error:
             raise LedgerUnwritable(

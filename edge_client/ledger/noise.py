@@ -25,7 +25,7 @@ from pydantic import Field
 from learning.mechanisms.correlated import CorrelatedSteps
 from tacit.documents import Digest, Document, DocumentInvalid, Short
 from tacit.mechanism import MAX_BAND
-from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+from toolkit.durable import Faults, durable_file, make_folder, no_faults
 
 __all__ = ["NoiseHeader", "NoiseLost", "NoiseStore", "forget_noise"]
 
@@ -123,10 +123,7 @@ class NoiseStore:
             rows_digest=bytes(32),
         )
         header = header.model_copy(update={"rows_digest": _digest(header, rows)})
-        if not self._root.exists():
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self._root.parent, self._root.parent.parent):
-                sync_folder(folder)
+        make_folder(self._root)
         durable_file(self._path(job), header.canonical() + b"\n" + rows, "noise", self._faults)
 
     def forget(self, job: str) -> None:

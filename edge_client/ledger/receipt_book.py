@@ -24,7 +24,7 @@ from edge_client.ledger.store import LedgerUnwritable
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.certificates import certificate_from_der, certificates_from_pem
 from tacit.documents import DocumentInvalid
-from toolkit.durable import Faults, durable_file, durable_files, no_faults, sync_folder
+from toolkit.durable import Faults, durable_file, durable_files, make_folder, no_faults
 
 __all__ = ["ReceiptBook", "Signer"]
 
@@ -88,11 +88,8 @@ class ReceiptBook:
         return path
 
     def _stored(self, receipt: AnyReceipt, signature: bytes, signer: Signer, authorities: Authorities | None) -> Path:
-        folders = (self._folder, self._folder / "certificates", self._folder / receipt.job)
-        for folder in folders:
-            if not folder.exists():
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(folder.parent)
+        for folder in ("certificates", receipt.job):
+            make_folder(self._folder / folder)
         listed = [] if authorities is None else list(authorities.roots)
         roots = (_encoded(root) for root in certificates_from_pem(signer.root_pem))
         for der in dict.fromkeys((signer.certificate, *roots, *listed)):

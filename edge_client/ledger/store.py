@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edge_client.ledger.chain import Record
-from toolkit.durable import Faults, no_faults
+from toolkit.durable import Faults, make_folder, no_faults
 
 __all__ = [
     "LedgerBusy",
@@ -311,7 +311,7 @@ def _locked(path: Path) -> int:
     """Takes the lock and returns its descriptor. The kernel frees the lock when the process ends, however it ends."""
     lock = path.with_suffix(".lock")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _unwritable(path, error.strerror) from error

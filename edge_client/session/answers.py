@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Short
 from tacit.limits import MAX_LABELS
-from toolkit.durable import Faults, durable_file, no_faults, sync_folder
+from toolkit.durable import Faults, durable_file, make_folder, no_faults
 
 __all__ = ["HeldAnswer", "HeldAnswers"]
 
@@ -77,10 +77,7 @@ class HeldAnswers:
         Raises:
             OSError: the disk does not take it.
         """
-        if not self._root.exists():
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self._root.parent, self._root.parent.parent):
-                sync_folder(folder)
+        make_folder(self._root)
         durable_file(self._root / f"{job}.json", answer.canonical(), "answer", self._faults)
 
     def forget(self, job: str) -> None:

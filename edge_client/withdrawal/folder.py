@@ -35,7 +35,7 @@ from tacit.limits import MAX_CERTIFICATE_BYTES
 from tacit.measurement import Measurement
 from tacit.reason import Reason
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, request_bytes
-from toolkit.durable import durable_file, sync_folder
+from toolkit.durable import durable_file, make_folder, sync_folder
 
 __all__ = ["MAX_ANSWERS", "KeptWithdrawal", "TakenWithdrawal", "WithdrawalFolder", "WithdrawalsUnreadable"]
 
@@ -282,8 +282,7 @@ class WithdrawalFolder:
     def _locked(self, job: str | None) -> Iterator[Path]:
         """Yields the path of a withdrawal's file, in a folder that is there. No other process writes here meanwhile."""
         path = self._file(job)
-        for folder in (self.path, path.parent):
-            self._make(folder)
+        make_folder(path.parent)
         with (self.path / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield path
@@ -291,14 +290,9 @@ class WithdrawalFolder:
     def _set_aside(self, path: Path) -> None:
         """Moves the withdrawal of an earlier membership, which is its proof, out of the way."""
         aside = self.path / "earlier"
-        self._make(aside)
+        make_folder(aside)
         path.rename(aside / f"{hashlib.sha256(path.read_bytes()).hexdigest()}.json")
         sync_folder(aside)
-
-    def _make(self, folder: Path) -> None:
-        if not folder.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(folder.parent)
 
     def _file(self, job: str | None) -> Path:
         return self.path / "all.json" if job is None else self.path / "jobs" / f"{job}.json"

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from toolkit.durable import FILE_STEPS, durable_file
+from toolkit.durable import FILE_STEPS, durable_file, make_folder
 
 
 def test_a_leftover_partial_file_does_not_widen_the_mode(tmp_path):
@@ -15,6 +15,15 @@ def test_a_leftover_partial_file_does_not_widen_the_mode(tmp_path):
     assert stat.S_IMODE((tmp_path / "key.pem").stat().st_mode) == 0o600
     assert (tmp_path / "key.pem").read_bytes() == b"secret"
     assert not partial.exists()
+
+
+def test_a_folder_and_those_above_it_are_for_their_owner_and_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("toolkit.durable.sync_folder", flushed.append)
+    for _ in range(2):
+        make_folder(tmp_path / "noise" / "data")
+    assert flushed == [tmp_path, tmp_path / "noise"]
+    assert [stat.S_IMODE((tmp_path / path).stat().st_mode) for path in ("noise", "noise/data")] == [0o700, 0o700]
 
 
 @pytest.mark.parametrize("step", FILE_STEPS)

@@ -199,6 +199,17 @@ def test_what_a_round_flushes_and_in_which_order(tmp_path, monkeypatch):
     assert pin.sequence == last
 
 
+def test_a_first_charge_flushes_the_folders_of_the_ledger_and_its_pin(tmp_path, monkeypatch):
+    """The file system may else forget a folder at a power cut, with the charge in it."""
+    member, flushes = new_member(), _Flushes(monkeypatch)
+    with Ledger.open(ledger_path(tmp_path / "home", "data"), "data", LIMIT) as ledger:
+        ledger.charge(ledger.reserve(EVENT, purpose_of(member, "desk", 1)).number, 1)
+    flushed = flushes.taken()
+    assert flushed.count("flushed home") == 2
+    assert flushed.index("flushed home") < flushed.index("flushed pins")
+    assert flushed[0] == f"flushed {tmp_path.name}"
+
+
 def test_a_copy_that_lacks_a_charge_is_refused_and_one_that_lacks_a_receipt_is_mended(tmp_path):
     """Although receipts are not pinned at once, as after a kill."""
     member, path = new_member(), ledger_path(tmp_path, "data")
