@@ -20,6 +20,7 @@ from edge_client.policy.document import PolicyDocument
 from edge_client.policy.model_rules import MANIFEST
 from edge_client.policy.verdicts import Outcome, Verdict, When, judge
 from secure_agg import RoundContext
+from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, JobSpec
 from tacit.manifest import Manifest
 from tacit.reason import Reason
@@ -47,10 +48,16 @@ class Policy(PolicyDocument):
             The policy, and the file it was read from (None: the defaults).
 
         Raises:
-            DocumentInvalid: the file is not a valid policy, or `option` does not exist.
+            DocumentInvalid: the file is not a valid policy, `option` does not exist, or HOME/policy.toml is a link to
+                a file that does not.
         """
         path = option or home / "policy.toml"
         if option is None and not path.exists():
+            if path.is_symlink():
+                raise DocumentInvalid(
+                    f"{path} points to a file that is not there; put it back, or remove the link if the defaults are "
+                    "to apply"
+                )
             return cls(), None
         return cls.from_toml(path), path
 

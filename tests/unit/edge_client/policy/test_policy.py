@@ -145,6 +145,16 @@ def test_the_option_wins_over_the_home_and_the_defaults(tmp_path):
         Policy.load(tmp_path, tmp_path / "none.toml")
 
 
+def test_a_link_to_a_file_that_is_gone_is_no_policy_of_defaults(tmp_path):
+    """The disk that has the policy may not be mounted, and a member's own limits must not be the defaults then."""
+    link = tmp_path / "policy.toml"
+    link.symlink_to(tmp_path / "elsewhere.toml")
+    with pytest.raises(DocumentInvalid, match=r"policy\.toml points to a file that is not there"):
+        Policy.load(tmp_path)
+    (tmp_path / "elsewhere.toml").write_text("schema = 1\nepsilon = 1\n")
+    assert Policy.load(tmp_path)[0].epsilon == 1
+
+
 def test_honest_inputs_are_the_threshold_minus_the_corrupt():
     assert secure_agg.default_thresholds(5) == (4, 1)
     assert make_context(5).honest == 3
