@@ -367,6 +367,7 @@ def plan_of(
     """
     refusals = []
     try:
+        member.withdrawals.check(job.name, job)
         member.policy.check_job(job, federation=member.identity.federation)
         member.policy.check_manifest(manifest)
     except PolicyRefusal as refusal:

@@ -193,6 +193,7 @@ def question_plan(
     policy, members = member.policy, job.rounds.min_members
     refusals = []
     try:
+        member.withdrawals.check(job.name, job)
         policy.check_job(job, federation=member.identity.federation)
     except PolicyRefusal as refusal:
         refusals.append(refusal.detail)

@@ -25,11 +25,12 @@ from edge_client.downloads.cache import BlobCache
 from edge_client.identity.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.identity.renewal import Renewer
 from edge_client.ledger.budget import Budget, open_budget
-from edge_client.ledger.ledger import LedgerError
+from edge_client.ledger.ledger import LedgerError, ledger_path
 from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import witnesses_needed
 from edge_client.private_store import PrivateStore, StoreError, StoreKey, store_key
+from edge_client.private_store.errors import KeyUnusable
 from edge_client.private_store.features import FeatureFile
 from edge_client.roster.book import RosterBook, RosterUnusable, book_path
 from edge_client.roster.following import Follower
@@ -148,6 +149,11 @@ class Member:
         return self.canaries.examples(job, population_of(self.examples, unit_of_job(job)))
 
     @property
+    def withdrawals(self) -> WithdrawalFolder:
+        """What this member withdrew from."""
+        return WithdrawalFolder(self.home, self.identity.federation, self.identity.member)
+
+    @property
     def canaries(self) -> CanaryBook:
         """The canaries planted in this data."""
         return CanaryBook(self.home, self.data_name, self.policy.max_canaries)
@@ -166,6 +172,11 @@ def load_member(options: RunOptions, *, takes_part: bool = False) -> Member:
         if options.coordinators:
             identity = identity.at(options.coordinators)
     except HomeUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    try:
+        ledger_path(home, options.data_name)
+    except LedgerError as error:
+        # Before the data is read, which may take long.
         fail(str(error), ExitCode.USAGE)
     try:
         policy, _ = Policy.load(home, options.policy)
@@ -267,6 +278,22 @@ def _alone(home: Path) -> Iterator[IO[str]]:
         yield file
 
 
+@contextmanager
+def _sentences(home: Path) -> Iterator[None]:
+    """Turns what keeps a home from being used into CommandFailed."""
+    try:
+        yield
+    except KeyUnusable as error:
+        fail(str(error), ExitCode.USAGE)
+    except (LedgerError, StoreError, RosterUnusable) as error:
+        fail(str(error), ExitCode.REFUSED)
+    except OSError as error:
+        fail(
+            f"{error.filename or home} cannot be used ({error.strerror}); check free space, and what is in {home}",
+            ExitCode.USAGE,
+        )
+
+
 def run_member(
     options: RunOptions,
     observer: Observer | None = None,
@@ -301,7 +328,7 @@ def run_member(
         texts = (example.texts for example in member.examples)
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.closing(journal))
-            try:
+            with _sentences(member.home):
                 budget = stack.enter_context(
                     open_budget(
                         member.home,
@@ -314,21 +341,15 @@ def run_member(
                     )
                 )
                 kept_back = KeptBack.of(member.home, member.policy, member.examples)
-            except LedgerError as error:
-                fail(str(error), ExitCode.REFUSED)
-            try:
                 key = store_key(options.private_key_file)
                 store = PrivateStore(member.home, member.identity.federation, options.data_name, key)
                 keeper = Keeper(stack.enter_context(store), member.examples, options.embedding)
                 keeper.recover(journal.memory(), member.identity.member)
-            except StoreError as error:
-                fail(str(error), ExitCode.REFUSED)
-            try:
                 path = book_path(member.home, member.identity.federation)
                 book = stack.enter_context(contextlib.closing(RosterBook(path, member.identity.authorities.history)))
-            except RosterUnusable as error:
-                fail(str(error), ExitCode.REFUSED)
-            features = _features_of(member, options, key)
+                features = _features_of(member, options, key)
+                cache = BlobCache(member.home / "cache")
+                cache.trim()
             watcher = stack.enter_context(_watching(observer, terminal))
             if options.traces_to is not None:
                 watcher = stack.enter_context(_traced(watcher, member.identity, options.traces_to))
@@ -343,6 +364,7 @@ def run_member(
                         book,
                         budget,
                         keeper,
+                        cache,
                         watcher,
                         options,
                         features,
@@ -475,6 +497,7 @@ async def _run(
     book: RosterBook,
     budget: Budget,
     keeper: Keeper,
+    cache: BlobCache,
     observer: Observer,
     options: RunOptions,
     features: FeatureStore,
@@ -514,8 +537,6 @@ async def _run(
         # The holder of the authority's key can enrol members of its own making. Without pins, the bound on corrupt
         # members assumes that it does not.
         log.info("enrolment_is_trusted", federation=member.identity.federation.hex()[:16])
-    cache = BlobCache(member.home / "cache")
-    cache.trim()
     preparer = Preparer(
         member.examples,
         member.identity.federation,

@@ -137,6 +137,16 @@ def test_frozen_values_are_shown_and_are_none_of_the_bytes(member: Member, capsy
         assert f"  stays frozen: 1,002,496 values {of}, 4.0 MB, fetched" in capsys.readouterr().out
 
 
+def test_a_job_that_the_member_withdrew_from_is_refused(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    job = a_job()
+    assert not plan_of(job, MANIFEST, member).refusals
+    member.withdrawals.ask(member.identity, job.name)
+    plan = plan_of(job, MANIFEST, member)
+    assert plan.refusals == (f"this member withdrew from {job.name}",)
+    _show(plan, member)
+    assert "would take part" not in capsys.readouterr().out
+
+
 def test_a_job_that_sends_only_the_change_shows_nothing_else(
     member: Member, capsys: pytest.CaptureFixture[str]
 ) -> None:
