@@ -374,6 +374,7 @@ class Preparer:
                 update, staged = await self._train(
                     assignment, job, manifest, corpus, base, protection, reserved, kept, frozen, backbone
                 )
+                model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             except Exception as error:
                 unheard = await self._forfeited(error, job, protection, reserved)
                 await self._budget.writer.run(self._budget.release, reserved, "training did not end")
@@ -382,7 +383,6 @@ class Preparer:
                 # The task was cancelled from outside, whatever the data is.
                 await self._budget.writer.run(self._budget.release, reserved, "training did not end")
                 raise
-            model = _trained_model(job, assignment, manifest, base, frozen, tokenizer, update)
             return Preparation(job, update, protection, reserved, staged, model)
 
     def _check_admitted(self, job: JobDocument) -> None:

@@ -442,6 +442,23 @@ def test_under_a_mechanism_every_failure_after_reading_is_charged(place, monkeyp
     assert made.reserved() == 1
 
 
+def test_a_training_whose_model_finds_no_memory_is_charged_like_one_that_failed(place, monkeypatch):
+    """The model is for synthetic text, and takes the memory of another version."""
+
+    async def trained(*_):
+        return None, None
+
+    def fails(*_):
+        raise MemoryError("no room for a model")
+
+    made = place()
+    monkeypatch.setattr(made.preparer, "_train", trained)
+    monkeypatch.setattr("edge_client.session.preparation._trained_model", fails)
+    refused = made.refused()
+    assert (refused.detail, made.reserved()) == ("training failed; the member's own log says why", 1)
+    assert not any(each.outstanding for each in made.budget._ledger.reservations())
+
+
 @pytest.mark.parametrize("broken", ["{}", None], ids=["damaged", "unwritable"])
 def test_a_record_of_canaries_that_cannot_be_used_costs_nothing(place, tmp_path, broken):
     """It depends on no data, so the coordinator may hear of it, and asking again is free."""
