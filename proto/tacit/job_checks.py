@@ -44,6 +44,7 @@ def check_body(job: JobBody) -> None:
     _check_method(job)
     _check_corpus(job)
     _check_rates(job)
+    _check_decay(job)
     _check_precision(job)
     _check_adjustment(job)
     if job.audit is not None and isinstance(job.mechanism, NoMechanism):
@@ -260,6 +261,17 @@ def _check_rates(job: JobBody) -> None:
         why = "model.variant = published uses one rate, like the paper"
     if why is not None:
         raise ValueError(f"training.embedding_learning_rate: {why}; leave this key out")
+
+
+def _check_decay(job: JobBody) -> None:
+    """Weight decay pulls values towards zero, and not past it."""
+    for key in ("learning_rate", "embedding_learning_rate"):
+        product = (getattr(job.training, key) or 0.0) * (job.training.weight_decay or 0.0)
+        if product > 1:
+            raise ValueError(
+                f"training.weight_decay: each step would multiply trained values by {1 - product:g} (1 - {key} * "
+                f"weight_decay), and so flip their signs; lower weight_decay or {key} until their product is at most 1"
+            )
 
 
 def _check_precision(job: JobBody) -> None:

@@ -184,6 +184,17 @@ def said(**changes):
             "out",
         ),
         (
+            {"training": {"optimiser": "adamw", "learning_rate": 50.0, "weight_decay": 0.1}},
+            "training.weight_decay: each step would multiply trained values by -4 (1 - learning_rate * weight_decay), "
+            "and so flip their signs; lower weight_decay or learning_rate until their product is at most 1",
+        ),
+        (
+            {"training": {"optimiser": "adamw", "embedding_learning_rate": 4.0, "weight_decay": 0.5}},
+            "training.weight_decay: each step would multiply trained values by -1 (1 - embedding_learning_rate * "
+            "weight_decay), and so flip their signs; lower weight_decay or embedding_learning_rate until their product "
+            "is at most 1",
+        ),
+        (
             {"training": {"precision": "bfloat16"}},
             "training.precision: bfloat16 is only for the frozen network of a prompted model, and this model is "
             "trained; leave this key out",

@@ -5,7 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from tacit.job import Schedule, Training
+from tacit.job import JobSpec, Schedule, Training
 from tacit.job_parts import rate_factor
 
 
@@ -55,6 +55,15 @@ def test_only_adamw_decays_weights() -> None:
     assert Training(optimiser="adamw", weight_decay=0.1).weight_decay == 0.1
     with pytest.raises(ValidationError, match='only optimiser = "adamw" has this key'):
         Training(optimiser="adam", weight_decay=0.1)
+
+
+def test_weights_may_decay_to_zero_in_a_step_and_no_further() -> None:
+    """A sentence says what is wrong with more (`test_job_sentences`)."""
+    body = {"schema": 1, "name": "desk", "labels": ["a", "b"], "vocabulary": {"kind": "words", "file": "words.txt"}}
+    training = {"optimiser": "adamw", "learning_rate": 2.0, "embedding_learning_rate": 1.0}
+    JobSpec.model_validate({**body, "training": {**training, "weight_decay": 0.5}})
+    with pytest.raises(ValidationError, match="flip their signs"):
+        JobSpec.model_validate({**body, "training": {**training, "weight_decay": 0.501}})
 
 
 def test_packing_is_refused_with_its_reason() -> None:
