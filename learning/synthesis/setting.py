@@ -25,7 +25,7 @@ _MAX_WORDS, _MAX_WIDTH, _MAX_TOKENS = 4000, 1024, 512
 
 @dataclass(frozen=True, slots=True)
 class RvaeSetting:
-    """An autoencoder's sizes, and how its loss keeps the latent variable in use.
+    """An autoencoder's sizes, and what its loss asks of the latent variable.
 
     Attributes:
         embedding, hidden, latent: Widths.
@@ -33,7 +33,8 @@ class RvaeSetting:
         max_tokens: Words of a text; longer texts are cut.
         word_dropout: Share of the decoder's input words that training replaces by [UNK].
         free_bits: Nats of a text's KL divergence that cost nothing, an equal part in each dimension (Kingma et al.
-            2016). They are counted for each text, since a mean over the batch would make a text's loss depend on
+            2016). The loss pulls z no nearer to the prior than that; whether words make use of z is up to the
+            training. They are counted for each text, since a mean over the batch would make a text's loss depend on
             others.
         kl_weight: Multiplies the divergence.
         label_weight: Multiplies each label's vector where words are scored. A larger one teaches a label faster, and
