@@ -169,6 +169,11 @@ Row = tuple[int, dict[str, object]]
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _NOT_UTF8 = "not UTF-8; save the file as UTF-8"
 
+# Cells of a .csv file by RFC 4180. The quantifiers are possessive, so no row takes long.
+_CELL = r'(?:"(?:[^"]++|"")*+"|[^",\r\n]*+)'
+_AS_QUOTED = re.compile(f"{_CELL}(?:,{_CELL})*+")
+_STRAY = "a quote in a cell without quotes; put quotes around the cell, and write it twice"
+
 
 def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
     # Only \n ends a line: JSON strings may have other characters at which splitlines() cuts.
@@ -191,46 +196,53 @@ def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
 
 
 def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterator[Row | RowInvalid]:
-    """The rows of a table. `too_many` says what to do about a row with more cells than the header."""
-    over = False
+    """The rows of a table. `too_many` says what to do about a row with more cells than the header.
+
+    Every fault of quotes is an error of the whole file. In a file without one, a line end ends a row if the quotes before
+    it are even in number, and each row has an even number itself. So no row moves the ends of others.
+    """
+    quoted, record = "delimiter" not in dialect, list[str]()
 
     def lines() -> Iterator[str]:
-        nonlocal over
-        yield from io.StringIO(text, newline="")
-        over = True
+        for line in io.StringIO(text, newline=""):
+            record.append(line)
+            yield line
 
     reader = csv.reader(lines(), strict=True, **dialect)  # type: ignore[arg-type]
     header: list[str] | None = None
     while True:
-        begins, cells, fault = reader.line_num + 1, [], ""
+        begins, fault = reader.line_num + 1, ""
+        record.clear()
         try:
             cells = _next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             # The csv module's messages name the fault, never the cell.
-            fault = f"{error}; check its quotes"
+            cells, fault = [], f"{error}; check its quotes"
         if not fault and not cells:
             continue
+        if not fault and quoted and not _quoted_well(record):
+            fault = _STRAY
         if header is None:
-            if fault or _ESCAPED.search("".join(cells)):
-                raise DataInvalid(f"{name}, line {reader.line_num}: {fault or _NOT_UTF8}")
-            if what := _no_header(cells, dialect):
+            what = _NOT_UTF8 if _ESCAPED.search("".join(cells)) else _no_header(cells, dialect) or fault
+            if what:
                 raise DataInvalid(f"{name}, line {reader.line_num}: {what}")
             if len(set(cells)) != len(cells):
                 raise DataInvalid(f"{name}, line 1: two columns have the same name; give every column its own")
             header = cells
             continue
-        if not fault and len(cells) != len(header):
+        if fault:
+            raise DataInvalid(f"{name}, line {reader.line_num}: {fault}")
+        fault = _NOT_UTF8 if _ESCAPED.search("".join(cells)) else ""
+        if len(cells) != len(header):
             cure = too_many if len(cells) > len(header) else "add the missing cells"
             fault = (
                 f"{_counted(len(cells), 'cell')} under {_counted(len(header), 'column')}; {cure}, or write JSON lines"
             )
-        if fault and (over or reader.line_num != begins):
-            # An open quote swallows the rows after it, so the fault is not of one row and nothing can be skipped.
-            raise DataInvalid(f"{name}, line {reader.line_num}: {fault}")
-        if not fault and _ESCAPED.search("".join(cells)):
-            fault = _NOT_UTF8
+            if reader.line_num != begins:
+                # Somebody forgot a quote here, and its cell goes on into rows that may be good.
+                raise DataInvalid(f"{name}, line {reader.line_num}: {fault}")
         yield (
             RowInvalid(name, reader.line_num, fault)
             if fault
@@ -249,6 +261,11 @@ def _next(reader: Iterator[list[str]]) -> list[str]:
             return next(reader)
         finally:
             csv.field_size_limit(before)
+
+
+def _quoted_well(record: list[str]) -> bool:
+    """Whether the lines of a row of a .csv file have quotes only around cells, and doubled inside them."""
+    return not any('"' in line for line in record) or bool(_AS_QUOTED.fullmatch("".join(record).rstrip("\r\n")))
 
 
 def _no_header(cells: list[str], dialect: dict[str, object]) -> str | None:

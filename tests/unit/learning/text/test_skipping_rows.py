@@ -33,7 +33,6 @@ CSV = {
     b",A": "no text in column 'text'",
     b"%s," % SECRET.encode(): "no label in column 'label'",
     b"%s\xff,A" % SECRET.encode(): "not UTF-8",
-    b'"%s"x,A' % SECRET.encode(): "check its quotes",
 }
 FILES = {"rows.jsonl": (b"", JSONL), "rows.csv": (b"text,label\n", CSV)}
 
@@ -98,6 +97,46 @@ def test_an_open_quote_is_never_skipped_as_it_would_swallow_rows(tmp_path: Path,
         read_data(written(tmp_path, "rows.csv", [good, row, good]), skip_invalid=True)
     assert not isinstance(error.value, RowInvalid)
     assert SECRET not in str(error.value)
+
+
+STRAY = r"a quote in a cell without quotes; .* write it twice"
+AFTER = r"',' expected after '\"'; check its quotes"
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (b'5" of it,A', STRAY),
+        (b'it, "A"', STRAY),
+        (b'it,A"', STRAY),
+        (b'"it",5" of it', STRAY),
+        (b'"it"x,A', AFTER),
+        (b'"",""it",A', AFTER),
+    ],
+)
+def test_a_fault_of_quotes_is_never_skipped(tmp_path: Path, row: bytes, fault: str) -> None:
+    """Such a row could close a quote that is open, and the rows between would be one text without a fault."""
+    good = next(iter(CSV))
+    with pytest.raises(DataInvalid, match=f"line 3: {fault}") as error:
+        read_data(written(tmp_path, "rows.csv", [good, row, good]), skip_invalid=True)
+    assert not isinstance(error.value, RowInvalid)
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize("last", [b'of 5",A', b'"",""it",A'])
+def test_no_row_alone_makes_others_part_of_its_text(tmp_path: Path, last: bytes) -> None:
+    """Two files that differ in one row would differ in three examples, if both could be read.
+
+    With an open quote in the first row, the last one ends its text: the rows between are no examples any more.
+    """
+    good, refused = next(iter(CSV)), 0
+    for first in (good, b'"' + good):
+        try:
+            read_data(written(tmp_path, "rows.csv", [first, good, good, last, good]), skip_invalid=True)
+        except DataInvalid as error:
+            assert "quotes" in str(error)
+            refused += 1
+    assert refused
 
 
 def test_a_column_that_every_row_lacks_is_a_fault_of_the_file(tmp_path: Path) -> None:
