@@ -198,8 +198,8 @@ def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
 def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterator[Row | RowInvalid]:
     """The rows of a table. `too_many` says what to do about a row with more cells than the header.
 
-    Every fault of quotes is an error of the whole file. In a file without one, a line end ends a row if the quotes before
-    it are even in number, and each row has an even number itself. So no row moves the ends of others.
+    Every fault of quotes is an error of the whole file. In a file without one, a line end ends a row if the quotes
+    before it are even in number, and each row has an even number itself. So no row moves the ends of others.
     """
     quoted, record = "delimiter" not in dialect, list[str]()
 

@@ -1,5 +1,6 @@
 """Rows that cannot be read are errors that name the row, or are skipped one by one and counted."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -129,14 +130,12 @@ def test_no_row_alone_makes_others_part_of_its_text(tmp_path: Path, last: bytes)
 
     With an open quote in the first row, the last one ends its text: the rows between are no examples any more.
     """
-    good, refused = next(iter(CSV)), 0
+    good, read = next(iter(CSV)), list[int]()
     for first in (good, b'"' + good):
-        try:
-            read_data(written(tmp_path, "rows.csv", [first, good, good, last, good]), skip_invalid=True)
-        except DataInvalid as error:
-            assert "quotes" in str(error)
-            refused += 1
-    assert refused
+        with contextlib.suppress(DataInvalid):
+            found = read_data(written(tmp_path, "rows.csv", [first, good, good, last, good]), skip_invalid=True)
+            read.append(len(found.examples))
+    assert len(read) < 2, "both files are read"
 
 
 def test_a_column_that_every_row_lacks_is_a_fault_of_the_file(tmp_path: Path) -> None:
