@@ -213,6 +213,7 @@ class Planned:
         base: Path,
         folder: Path,
         alone: str | None = None,
+        multiplier: float | None = None,
     ) -> Self:
         """Plan a cell.
 
@@ -222,6 +223,7 @@ class Planned:
             base: the backbone's folder.
             folder: keeps the job's backbone.
             alone: the member of a local cell.
+            multiplier: of the noise, in place of what the gate at epsilon asks for.
         """
         bundle = job_of(dataset, injection_of(method, recipe), base, folder)
         names = list(data.members) if alone is None else [alone]
@@ -229,7 +231,7 @@ class Planned:
         if method == "centralised":
             parts = [[[row for part in parts for row in part[at]] for at in range(recipe.rounds)]]
         sizes = [len(part[0]) for part in parts]
-        multipliers = [] if epsilon is None else [_multiplier(epsilon, recipe, size) for size in sizes]
+        multipliers = [] if epsilon is None else [multiplier or _multiplier(epsilon, recipe, size) for size in sizes]
         # One member alone is in no sum, and its job asks for three all the same, as every job does.
         many = max(len(parts), 3)
         training = {
