@@ -1,7 +1,7 @@
 """A cell of the benchmark of models that write: its recipes, its training and its figures.
 
 The recipe of a cell is the one of `recipes_of` with the least loss on validation rows; of equals, the first. Without
-noise, each is trained in full. With noise, each is rehearsed on validation rows alone, so an epsilon covers all that the
+noise, each is trained in full. With noise, each is rehearsed on validation rows alone, so an epsilon covers all that
 members' rows decide. A cell with one recipe has what E2E's rows chose: a full training takes an hour of a core.
 """
 

@@ -431,6 +431,7 @@ def _suggest(
     from learning.accounting.expected_noise import values_of_file
     from simulation.suggestion import Situation, budget_of, suggest, why_weaker
     from simulation.sweep import described
+    from tacit.prompt import writes
 
     if examples is None:
         fail("give --examples N, the rows of the smallest member; lot and noise follow from it", ExitCode.USAGE)
@@ -466,6 +467,9 @@ def _suggest(
         typer.echo(f"  expected noise to signal: {found.noise_to_signal:.2g} in a round")
     elif values is None:
         typer.echo("  how many values the job shares is known once its bundle is made, so noise to signal is not")
-    typer.echo(
-        "No data was read. `coordinator job try --data` measures the job." if target is None else f"Wrote {target}."
+    measures = (
+        "`coordinator evaluate` measures its versions"
+        if writes(job.model)
+        else "`coordinator job try --data` measures the job"
     )
+    typer.echo(f"No data was read. {measures}." if target is None else f"Wrote {target}.")

@@ -67,10 +67,9 @@ def assistant(folder):
         "max_tokens = 256": "max_tokens = 64",
         "rank = 8": "rank = 2",
         "max_new_tokens = 64": "max_new_tokens = 16",
-        "lot = 64": "lot = 8",
-        "steps = 10": "steps = 3",
-        "count = 10": "count = 2",
-        "warmup_rounds = 2": "warmup_rounds = 1",
+        "lot = 240": "lot = 8",
+        "count = 4": "count = 2",
+        'decay = "cosine"': 'warmup_rounds = 1\ndecay = "cosine"',
         "training = 3600": "training = 300\nreconnect = 5",
     }
     for old, new in changes.items():
@@ -140,13 +139,13 @@ def test_the_ledger_charges_every_step_and_no_text_is_in_what_stays(town):
         home = federation.home(name)
         receipts = [json.loads(path.read_bytes()) for path in (home / "receipts" / JOB).glob("*.json")]
         published = [each for each in receipts if each["outcome"] == "published"]
-        assert [(each["event"]["multiplier"], each["event"]["steps"]) for each in published] == [(1.0, 3)] * 2
+        assert [(each["event"]["multiplier"], each["event"]["steps"]) for each in published] == [(1.2, 3)] * 2
         # 42 rows, the one without a response among them.
         assert [each["event"]["rate"] for each in published] == pytest.approx([8 / 42] * 2)
         succeed("edge_client", "ledger", "verify", "--home", home)
         # The ledger says the same, with the epsilon of two such events. What the killed process had reserved is free.
         told = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))
-        event = SampledGaussian(multiplier=1.0, rate=8 / 42, steps=3)
+        event = SampledGaussian(multiplier=1.2, rate=8 / 42, steps=3)
         limit = Limit(100.0, told["limit"]["delta"])
         assert (told["charged"], told["reserved"], told["limit"]["unit"]) == (2, 0, "example")
         assert told["spent"]["epsilon"] == pytest.approx(epsilon_counted([event] * 2, limit))

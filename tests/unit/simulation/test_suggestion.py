@@ -186,6 +186,70 @@ def test_a_head_has_room_to_move_and_takes_all_rows():
     assert wide.mechanism.name == "none"
 
 
+def writer(injection, **tables):
+    model = {**PROMPTED, "injection": injection, "task": {"name": "generate", "template": "chatml"}}
+    return JobSpec.model_validate({"name": "assistant", "model": model, **tables})
+
+
+LORA = {"name": "lora", "rank": 8, "alpha": 16.0}
+
+
+@pytest.mark.parametrize("epsilon", [8.0, None])
+@pytest.mark.parametrize(("method", "train"), [("ffa-lora", "up"), ("lora", "both")])
+def test_a_writers_numbers_are_the_best_that_the_benchmark_tried(method, train, epsilon):
+    """`python -m benchmarks.generation.quality`. With noise, the suggestion has a larger lot."""
+    tried = [
+        (row["value"], row["case"]["recipe"])
+        for row in read_lines(RESULTS / "generation_search.jsonl")
+        if row.get("figure") == "validation_loss"
+        and (row["case"]["dataset"], row["case"]["method"]) == ("e2e_nlg", method)
+        and row["case"]["epsilon"] == (epsilon or "none")
+    ]
+    assert len(tried) >= 2
+    best = min(tried, key=lambda one: one[0])[1]
+    found = suggest(writer({**LORA, "train": train}), Situation(4206, 10, epsilon, delta=1e-5)).job
+    assert (found.training.optimiser, found.training.learning_rate) == (best["optimiser"], best["learning_rate"])
+    assert (found.rounds.count, found.training.schedule.decay) == (best["rounds"], "cosine")
+    if epsilon:
+        assert (found.mechanism.steps, found.mechanism.clip) == (best["steps"], best["clip"])
+        assert found.mechanism.lot == 1402
+    else:
+        assert found.training.batch == best["batch"]
+
+
+def test_a_writers_rate_falls_with_the_noise_that_it_multiplies():
+    def drift(examples, epsilon):
+        found = suggest(writer(LORA), Situation(examples, 3, epsilon)).job
+        mechanism, steps = found.mechanism, found.mechanism.steps * found.rounds.count
+        each = mechanism.noise_multiplier * mechanism.clip / mechanism.lot / math.sqrt(3)
+        return found.training.learning_rate, each * math.sqrt(steps) * found.training.learning_rate
+
+    assert drift(5_000, 8.0)[0] == 6.0
+    for sizes in ((700, 8.0), (700, 1.0), (64, 2.0)):
+        rate, moved = drift(*sizes)
+        assert rate < 6.0
+        assert moved == pytest.approx(0.05, rel=0.03)
+
+
+def test_a_writers_memory_stays_and_what_is_trained_decides_the_rate():
+    kept = {"microbatch": 4, "checkpointing": True, "precision": "bfloat16"}
+    for epsilon, rates in ((8.0, (6.0, 0.4, 1.0)), (None, (0.002, 0.002, 0.005))):
+        for injection, rate in zip((LORA, {**LORA, "train": "both"}, "prefix-tuning"), rates, strict=True):
+            found = suggest(writer(injection, training=kept), Situation(50_000, 10, epsilon)).job
+            assert found.training.learning_rate == rate
+            assert kept.items() <= found.training.model_dump().items()
+    noised = suggest(writer(LORA, method="fedprox"), Situation(700, 3, 4.0)).job
+    assert noised.method.name == "fedavg"
+    event = event_of_job(noised, noised.mechanism, 700)
+    assert epsilon_at_gate(repeated(event, noised.rounds.count), 1e-6, "add-remove") <= 4.0
+
+
+def test_no_rule_is_for_an_autoencoder():
+    spec = JobSpec.from_toml(ROOT / "examples" / "synthesis.toml")
+    with pytest.raises(ValueError, match="no written rule proposes numbers for an rvae; choose its noise with"):
+        suggest(spec, Situation(700, 3, 4.0))
+
+
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 @pytest.mark.parametrize("examples", [1, 30, 400, 20_000])
 def test_the_smallest_member_passes_with_the_suggested_noise_and_not_with_less(examples, epsilon):

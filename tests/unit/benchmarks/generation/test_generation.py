@@ -193,6 +193,41 @@ def test_training_lowers_the_loss_and_a_version_is_not_trained_twice(base, folde
     )
 
 
+@pytest.mark.usefixtures("small")
+def test_a_recipe_under_noise_is_rehearsed_on_validation_rows_alone(base, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(benches, "read_pairs", lambda _name: small_data())
+    monkeypatch.setattr(benches, "REHEARSED", 12)
+    trained, judged, inner, judge = [], [], Planned.trained, benches.token_figures_of
+
+    def watched(planned: Planned, device: str) -> Trained:
+        trained.append(planned)
+        return inner(planned, device)
+
+    def judging(bundle, values, rows, device):
+        judged.append(rows)
+        return judge(bundle, values, rows, device)
+
+    monkeypatch.setattr(Planned, "trained", watched)
+    monkeypatch.setattr(benches, "token_figures_of", judging)
+    slow = replace(RECIPE, optimiser="sgd", learning_rate=1e-3)
+    fast, many = replace(slow, learning_rate=1.0), 12
+    searched = open_results("generation_search", quick=True)
+    bench = Bench(searched, searched, base, folder, tmp_path / "versions", quick=(slow, fast))
+    cell = Cell("small", "ffa-lora", 8.0)
+    assert bench.choose(cell) == fast
+    assert [line["case"]["recipe"]["learning_rate"] for line in searched.lines] == [1e-3, 1.0]
+    own = Planned.of("small", small_data(), "ffa-lora", 8.0, RECIPE, 0, base=base, folder=folder).multipliers
+    for planned in trained:
+        assert {row.text for part in planned.parts for rows in part for row in rows} == {
+            row.prompt for row in small_data().validation[:many]
+        }
+        # The mean over three members' lots has the variance of one over all of them, if their noise is equal.
+        spread = np.sqrt(np.mean(np.square(own)) / 3) / RECIPE.lot
+        assert planned.multipliers == pytest.approx([many * spread])
+    assert judged == [small_data().validation[many:]] * 2
+    assert not (tmp_path / "versions").exists()
+
+
 @pytest.mark.parametrize(("method", "epsilon"), [("lora", None), ("centralised", None), ("ffa-lora", 8.0)])
 @pytest.mark.usefixtures("small")
 def test_a_stopped_training_goes_on_after_its_last_round(method, epsilon, base, folder, tmp_path, monkeypatch) -> None:
@@ -262,7 +297,8 @@ def test_processes_measure_what_one_does(base, tmp_path) -> None:
             assert run_shared(bench, cells, 2) == []
         figures.append([{line["figure"]: line["value"] for line in results.done(cell.case, 0)} for cell in cells])
     assert figures[0] == figures[1]
-    assert len(searched.lines) == len(list((folder / "versions").iterdir())) == 4
+    # A rehearsal leaves no version.
+    assert (len(searched.lines), len(list((folder / "versions").iterdir()))) == (4, 3)
     assert all({"loss_per_token", "exposure", "extracted", "upload_bytes"} == set(each) for each in figures[1])
     lines = (tmp_path / "many" / "generation.jsonl").read_text()
     assert run_shared(bench, cells, 2) == []

@@ -492,6 +492,29 @@ def test_suggest_without_an_epsilon_keeps_what_the_job_costs(job):
     assert "give --epsilon" in said
 
 
+WRITER = """schema = 1
+name = "assistant"
+[model]
+architecture = "prompted"
+base = "encoder"
+injection = { name = "lora", rank = 8, alpha = 16.0 }
+task = { name = "generate", template = "chatml" }
+[mechanism]
+name = "dp-sgd"
+noise_multiplier = 1.0
+"""
+
+
+def test_suggest_has_numbers_for_a_model_that_writes(tmp_path):
+    (tmp_path / "job.toml").write_text(WRITER)
+    words = (tmp_path / "job.toml", "--suggest", "--examples", 700, "--members", 3, "--epsilon", 8)
+    said = tried(*words)
+    assert "4 x 3 steps, sgd 5" in said
+    assert "`coordinator evaluate` measures its versions." in said
+    tried(*words, "--out", out := tmp_path / "numbers.toml")
+    assert JobSpec.from_toml(out).training.schedule.decay == "cosine"
+
+
 @pytest.mark.parametrize(
     ("mechanism", "kept"),
     [(BY_MEMBER, {"unit": "member"}), (REPLACED, {"sampling": "fixed"}), (LAPLACE, {"name": "laplace-update"})],
