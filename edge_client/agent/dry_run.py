@@ -9,7 +9,7 @@ not fetch a prompted job's backbone.
 import asyncio
 import fnmatch
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -585,17 +585,25 @@ def dry_run(options: RunOptions) -> None:
     """Prints the plans of all open jobs.
 
     Raises:
-        CommandFailed: The input cannot be used, or the coordinator cannot be reached.
+        CommandFailed: The input cannot be used, the coordinator cannot be reached, or a job cannot be read. The plans
+            of the others are printed before.
     """
     member = load_member(options, takes_part=True)
     try:
-        plans, closed = asyncio.run(call_any(member.identity, functools.partial(_plans, member, options)))
+        plans, unread, closed = asyncio.run(call_any(member.identity, functools.partial(_plans, member, options)))
     except CallFailed as error:
         raise CommandFailed(error.sentence, error.code) from error
-    except (DocumentInvalid, TokenizerInvalid) as error:
-        raise CommandFailed(f"{error}; the coordinator may be newer than this software; upgrade it") from error
-    except (BlobDamaged, BlobNotThere) as error:
-        raise CommandFailed(f"the coordinator does not serve the files of its jobs ({error}); try again") from error
+    _print_plans(plans, closed, member, options)
+    if unread:
+        raise CommandFailed("; ".join(unread))
+    if not plans and not closed and not options.as_json:
+        named = f" named {', '.join(options.jobs)}" if options.jobs else ""
+        _print(f"The coordinator has no job{named}; ask the operator, or try again later.")
+
+
+def _print_plans(
+    plans: Sequence[Plan | QuestionPlan], closed: Sequence[ClosedJob], member: Member, options: RunOptions
+) -> None:
     if options.as_json:
         for plan in plans:
             about: dict[str, Any] = {"rows": len(member.examples), "rows_skipped": member.skipped.rows}
@@ -616,15 +624,12 @@ def dry_run(options: RunOptions) -> None:
                 plan.reading.show_example(_print)
     for job in closed:
         _print(job.sentence)
-    if not plans and not closed:
-        named = f" named {', '.join(options.jobs)}" if options.jobs else ""
-        _print(f"The coordinator has no job{named}; ask the operator, or try again later.")
 
 
 async def _plans(
     member: Member, options: RunOptions, stub: federation_pb2_grpc.FederationServiceStub
-) -> tuple[list[Plan | QuestionPlan], list[ClosedJob]]:
-    """Returns plans of the open jobs, and the closed jobs if they were named or no job is open."""
+) -> tuple[list[Plan | QuestionPlan], list[str], list[ClosedJob]]:
+    """Returns plans of the open jobs, why others cannot be read, and closed jobs if they were named or none is open."""
     patterns = options.jobs
 
     async def blob(digest: bytes, limit: int) -> bytes:
@@ -634,7 +639,7 @@ async def _plans(
 
     response: pb.OpenJobsResponse = await stub.OpenJobs(pb.OpenJobsRequest(all=True), timeout=30)
     plans: list[Plan | QuestionPlan] = []
-    closed = []
+    closed, unread = list[ClosedJob](), list[str]()
     for job in response.jobs:
         if patterns and not any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns):
             continue
@@ -642,15 +647,23 @@ async def _plans(
             reason = job.reason if job.reason in Reason.values() else Reason.REASON_UNSPECIFIED
             closed.append(ClosedJob(job.name, job.status, sentence(reason), await _asks(blob, job)))
             continue
-        document = await fetch_job(blob, job.name, job.job_document)
-        manifest = await fetch_manifest(blob, document)
-        tokenizer = await fetch_tokenizer(blob, document)
-        if document.question is not None:
-            plans.append(await asyncio.to_thread(question_plan, document, document.question, member, tokenizer))
-            continue
-        reading = await asyncio.to_thread(reading_of, document, tokenizer, member, options.private_key_file)
-        plans.append(plan_of(document, manifest, member, reading))
-    return plans, closed if patterns or not plans else []
+        try:
+            plans.append(await _plan(blob, job, member, options))
+        except (DocumentInvalid, TokenizerInvalid) as error:
+            unread.append(f"job {job.name}: {error}; the coordinator may be newer than this software; upgrade it")
+        except (BlobDamaged, BlobNotThere) as error:
+            unread.append(f"job {job.name}: the coordinator does not serve its files ({error}); try again")
+    return plans, unread, closed if patterns or not (plans or unread) else []
+
+
+async def _plan(blob: Blob, job: pb.OpenJob, member: Member, options: RunOptions) -> Plan | QuestionPlan:
+    document = await fetch_job(blob, job.name, job.job_document)
+    manifest = await fetch_manifest(blob, document)
+    tokenizer = await fetch_tokenizer(blob, document)
+    if document.question is not None:
+        return await asyncio.to_thread(question_plan, document, document.question, member, tokenizer)
+    reading = await asyncio.to_thread(reading_of, document, tokenizer, member, options.private_key_file)
+    return plan_of(document, manifest, member, reading)
 
 
 async def _asks(blob: Blob, job: pb.OpenJob) -> bool:

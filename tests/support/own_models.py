@@ -80,10 +80,10 @@ def over_base(name, method, vocabulary, injection="lora", **training):
 
 
 class Town(federation_pb2_grpc.FederationServiceServicer):
-    """A coordinator with jobs and blobs and without sessions. Tests may change `served` and `versions`."""
+    """A coordinator with jobs and blobs and without sessions. Tests may change `served`, `versions` and `running`."""
 
     def __init__(self, folder):
-        self.bundles, self.served, self.versions = {}, {}, {}
+        self.bundles, self.served, self.versions, self.running = {}, {}, {}, ("own",)
         (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
         (folder / "many.txt").write_text("\n".join(MANY_WORDS) + "\n")
         (folder / "vectors.txt").write_text("7 1 2 3 4 5 6\n")
@@ -132,7 +132,7 @@ class Town(federation_pb2_grpc.FederationServiceServicer):
                     job_document=self.bundles[name].document.digest(),
                     version_number=number,
                     version=version,
-                    status="running" if name == "own" else "finished",
+                    status="running" if name in self.running else "finished",
                 )
                 for name, (number, version) in self.versions.items()
             ]
@@ -225,8 +225,11 @@ class Machine:
         self.write(rows, test)
         return self.command("evaluate", job, "--test", test, *words)
 
+    def typed(self, *words):
+        return CliRunner().invoke(app, [*map(str, words), "--home", str(self.home), "--data", str(self.data)])
+
     def command(self, *words):
-        done = CliRunner().invoke(app, [*map(str, words), "--home", str(self.home), "--data", str(self.data)])
+        done = self.typed(*words)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         assert done.exit_code == 0, done.output

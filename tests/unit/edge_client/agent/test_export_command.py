@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -458,8 +459,22 @@ def test_a_dry_run_checks_the_documents_and_says_what_stays(machine, town, monke
     with pytest.raises(CommandFailed, match=f"the manifest has {bundle.manifest.values} values, and the job document"):
         machine.command("run", "--dry-run")
     del town.served[bundle.document.manifest]
-    with pytest.raises(CommandFailed, match="the coordinator does not serve the files of its jobs"):
+    with pytest.raises(CommandFailed, match=r"^job own: the coordinator does not serve its files"):
         machine.command("run", "--dry-run")
+
+
+def test_a_job_that_cannot_be_read_hides_no_other_from_the_dry_run(machine, town, monkeypatch):
+    monkeypatch.setattr(town, "running", ("own", "plain", "steps"))
+    del town.served[town.bundles["own"].document.manifest]
+    town.served[town.bundles["steps"].document.digest()] = b"of newer software"
+    done = machine.typed("run", "--dry-run", "--json")
+    assert [json.loads(line)["job"] for line in done.stdout.splitlines()] == ["plain"]
+    assert isinstance(done.exception, CommandFailed)
+    assert done.exception.code is ExitCode.FAILED
+    assert re.match("job own: the coordinator does not serve .*; job steps: ", done.exception.sentence)
+    # Neither "no job" nor jobs that are over.
+    done = machine.typed("run", "--dry-run", "--job", "own")
+    assert (done.stdout, done.exception.sentence[:9]) == ("", "job own: ")
 
 
 def bent(town, job, **changes):
