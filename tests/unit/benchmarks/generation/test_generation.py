@@ -197,7 +197,7 @@ def test_training_lowers_the_loss_and_a_version_is_not_trained_twice(base, folde
 def test_a_recipe_under_noise_is_rehearsed_on_validation_rows_alone(base, folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(benches, "read_pairs", lambda _name: small_data())
     monkeypatch.setattr(benches, "REHEARSED", 12)
-    trained, judged, inner, judge = [], [], Planned.trained, benches.token_figures_of
+    trained, judged, inner = [], [], Planned.trained
 
     def watched(planned: Planned, device: str) -> Trained:
         trained.append(planned)
@@ -205,7 +205,7 @@ def test_a_recipe_under_noise_is_rehearsed_on_validation_rows_alone(base, folder
 
     def judging(bundle, values, rows, device):
         judged.append(rows)
-        return judge(bundle, values, rows, device)
+        return token_figures_of(bundle, values, rows, device)
 
     monkeypatch.setattr(Planned, "trained", watched)
     monkeypatch.setattr(benches, "token_figures_of", judging)
