@@ -296,7 +296,7 @@ def _held_out(path: Path, options: RunOptions) -> list[Example]:
 
 def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | None:
     """The epsilon of everything that this data set's ledger was charged for the job; None without a mechanism."""
-    from edge_client.ledger.history import replayed
+    from edge_client.ledger.history import current
     from edge_client.ledger.ledger import ledger_path
     from edge_client.ledger.store import LedgerError, reading
     from learning.auditing.subject import claim_of
@@ -309,7 +309,7 @@ def _claimed(found: Fetched, member: Member, options: RunOptions) -> float | Non
             with reading(path) as store:
                 events = [
                     each.as_reserved
-                    for each in replayed(store).reservations.values()
+                    for each in current(store).reservations.values()
                     if each.released is None and (each.purpose.federation, each.purpose.job) == ours
                 ]
     except LedgerError as error:

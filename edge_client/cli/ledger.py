@@ -31,14 +31,14 @@ def show(data_name: DataName = None, home: Home = None, as_json: Json = False) -
 
     Epsilon is what the gate counts against the limit. It holds even if later jobs are chosen knowing earlier results.
     """
-    from edge_client.ledger.history import replayed
+    from edge_client.ledger.history import current
     from edge_client.ledger.store import LedgerError, reading
 
     shown = []
     try:
         for path in _ledgers(home, data_name):
             with reading(path) as store:
-                state = replayed(store)
+                state = current(store)
             shown.append((path.stem, None if state.opened is None else _summary(state)))
     except LedgerError as error:
         raise _failed(error) from error

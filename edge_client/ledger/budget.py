@@ -29,7 +29,7 @@ from edge_client.approval.statement import SignedStatement
 from edge_client.identity.home import MemberIdentity
 from edge_client.ledger import questions
 from edge_client.ledger.chain import Purpose
-from edge_client.ledger.history import replayed
+from edge_client.ledger.history import current
 from edge_client.ledger.ledger import (
     BudgetSpent,
     Ledger,
@@ -880,7 +880,7 @@ def _check_other_unit(path: Path, name: str, marks: Marks, unit: Unit) -> None:
     units = {"example", "person"}
     for other in sorted(each for each in path.parent.glob("*.db") if each != path):
         with reading(other) as store:
-            state = replayed(store)
+            state = current(store)
             if state.limit is None or {state.limit.unit, unit} != units or not state.spent().total():
                 continue
             seen = state.data_seen

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edge_client.ledger.history import replayed
+from edge_client.ledger.history import current
 from edge_client.ledger.ledger import Ledger, LedgerError, LimitFixed
 from edge_client.ledger.overlap import marks_key, marks_of
 from edge_client.ledger.replay import LedgerState
@@ -92,7 +92,7 @@ def count_persons(
         LedgerError: the ledger cannot be used.
     """
     with reading(path) as store:
-        state = replayed(store)
+        state = current(store)
     limit, monthly = _limit(state), state.monthly
     if limit.unit != "example":
         raise LimitFixed(f"the ledger of {name} counts one {limit.unit}, not rows; there is nothing to convert")

@@ -13,7 +13,7 @@ from edge_client.ledger.replay import LedgerState
 from edge_client.ledger.store import LedgerDamaged, LedgerError, LedgerUnwritable, Store
 from tacit.documents import DocumentInvalid
 
-__all__ = ["LOST", "LedgerRolledBack", "check_pin", "pin_of", "records_of", "replayed"]
+__all__ = ["LOST", "LedgerRolledBack", "check_pin", "current", "pin_of", "records_of", "replayed"]
 
 
 class LedgerRolledBack(LedgerError):
@@ -102,6 +102,20 @@ def check_pin(path: Path, state: LedgerState, pin: Pin | NoPin, digest_at: Calla
             f"{path} has another record {pin.sequence} than the pinned one: it continued from an older copy. Put the "
             f"other one back. {LOST}"
         )
+
+
+def current(store: Store) -> LedgerState:
+    """The state after all records of a file that is not behind its pin. An empty file without a pin never began.
+
+    Raises:
+        LedgerDamaged, LedgerUnwritable: the file or its pin cannot be read, or is not what was written.
+        LedgerRolledBack: the file is behind its pin.
+    """
+    # First, since a running member appends before it pins.
+    pin = pin_of(store.path)
+    state = replayed(store)
+    check_pin(store.path, state, pin, store.digest)
+    return state
 
 
 def pin_of(path: Path) -> Pin | NoPin:

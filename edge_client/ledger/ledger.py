@@ -49,7 +49,7 @@ from edge_client.ledger.chain import (
     record_after,
 )
 from edge_client.ledger.gate import Gate
-from edge_client.ledger.history import LOST, LedgerRolledBack, check_pin, pin_of, records_of, replayed
+from edge_client.ledger.history import LOST, LedgerRolledBack, check_pin, current, pin_of, records_of, replayed
 from edge_client.ledger.overlap import Marks, digest_of_marks
 from edge_client.ledger.pin import Pin, pin_path, write_pin
 from edge_client.ledger.receipts import AnyReceipt
@@ -588,7 +588,7 @@ class Ledger:
             if path.resolve() == self.path.resolve():
                 continue
             with reading(path) as store:
-                seen = replayed(store).data_seen
+                seen = current(store).data_seen
                 comparable = seen is None or key is None or seen.key == key
                 both = mine & store.marks()
                 found[path.stem] = sum(not mark & 1 for mark in both) if comparable else None

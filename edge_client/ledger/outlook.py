@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.ledger import questions
-from edge_client.ledger.history import replayed
+from edge_client.ledger.history import current
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.replay import UNKNOWN, LedgerState, Reservation, as_events, month_of
 from edge_client.ledger.store import reading
@@ -141,7 +141,7 @@ def stored_state(home: Path, name: str) -> LedgerState | None:
     if not path.exists():
         return None
     with reading(path) as store:
-        return replayed(store)
+        return current(store)
 
 
 def outlook(

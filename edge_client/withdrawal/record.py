@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_client.ledger.gate import Gate
-from edge_client.ledger.history import replayed
+from edge_client.ledger.history import current
 from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import SENDING, CorpusReceipt, Receipt, receipt_from
 from edge_client.ledger.replay import LedgerState
@@ -86,7 +86,7 @@ def own_parts(home: Path, federation: bytes, member: str) -> tuple[dict[str, Own
     for path in sorted((home / "ledgers").glob("*.db")):
         try:
             with reading(path) as store:
-                _spend(replayed(store), path.stem, federation, part)
+                _spend(current(store), path.stem, federation, part)
         except LedgerError as error:
             problems.append(str(error))
     return parts, problems

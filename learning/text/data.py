@@ -225,7 +225,8 @@ def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterato
         if not fault and quoted and not _quoted_well(record):
             fault = _STRAY
         if header is None:
-            what = _NOT_UTF8 if _ESCAPED.search("".join(cells)) else _no_header(cells, dialect) or fault
+            line = "".join(record)
+            what = _NOT_UTF8 if _ESCAPED.search(line) else _no_header(cells or [line], dialect) or fault
             if what:
                 raise DataInvalid(f"{name}, line {reader.line_num}: {what}")
             if len(set(cells)) != len(cells):
@@ -273,7 +274,7 @@ def _no_header(cells: list[str], dialect: dict[str, object]) -> str | None:
     if "delimiter" in dialect or len(cells) > 2:
         return None
     for separator, said in ((";", "';'"), ("\t", "tabs")):
-        if len(cells) == 1 and separator in cells[0]:
+        if len(cells) == 1 and separator in cells[0] and "," not in cells[0]:
             return f"the header has {said} and no ','; save it separated by commas, or as .tsv or JSON lines"
     if cells[0].lower().startswith("sep="):
         return "'sep=' is read by spreadsheets only; remove this line"

@@ -3,6 +3,7 @@
 import pytest
 
 from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.history import LedgerRolledBack
 from edge_client.ledger.ledger import Ledger, LedgerUnwritable, LimitFixed, ledger_path
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
@@ -88,6 +89,12 @@ def test_a_ledger_of_persons_does_not_forget_what_rows_of_the_same_data_were_cha
         budget.charge_beside(
             Laplace(epsilon=0.1, unit="person"), job(GAUSSIAN), round=1, version=bytes(32), mechanism="x"
         )
+    # A file that lost its records is not one that never had any.
+    kept = (path := ledger_path(tmp_path, "rows")).read_bytes()
+    path.write_bytes(b"")
+    with pytest.raises(LedgerRolledBack, match=r"rows\.db holds no record"), opened_as("other", old, by_person=True):
+        pass
+    path.write_bytes(kept)
     # In the other direction as well, and where nobody can tell.
     with pytest.raises(LimitFixed, match="charged by person for 3 of the texts"), opened_as("x", none, by_person=False):
         pass

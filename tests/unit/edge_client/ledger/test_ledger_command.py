@@ -100,6 +100,16 @@ def test_a_ledger_without_a_record_hides_no_other(home):
     assert "there is no record" in out
 
 
+def test_a_ledger_that_was_cut_to_nothing_is_not_one_that_never_began(home):
+    """Its pin knows how far it was."""
+    path = ledger_path(home, "data")
+    for each in path.parent.glob(f"{path.name}*"):
+        each.write_bytes(b"")
+    code, shown = ended("show", "--home", home)
+    assert code == ExitCode.FAILED
+    assert f"{path} holds no record, but it had 13 when it was last used" in " ".join(shown.split())
+
+
 def test_a_ledger_in_use_can_be_shown_and_verified(home):
     with Ledger.open(ledger_path(home, "data"), "data", LIMIT, monthly=2.0) as ledger:
         ledger.recover()
