@@ -307,7 +307,7 @@ INSTRUMENTS = (
         "backup_verified_timestamp_seconds",
         "gauge",
         "When the newest backup was made that `coordinator backup --verify` read back whole; 0 while the journal names "
-        "no verification.",
+        "none.",
         "seconds since 1970",
     ),
     Instrument(

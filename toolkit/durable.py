@@ -30,7 +30,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder for its owner alone (0700), and the missing ones above it. Their names are on disk on return.
+    """Makes a folder for its owner alone (0700), and the missing ones above it.
+
+    The names of those that it makes are on disk on return.
 
     Raises:
         OSError: One cannot be made.

@@ -83,7 +83,9 @@ def _verify(folder: Path, coordinator: Path, as_json: bool) -> None:
 
     whole: list[Snapshot] = []
     damaged: dict[str, str] = {}
+    newest = ""
     for path, found in checked(folder):
+        newest = newest or path.stem
         if isinstance(found, BackupDamaged):
             damaged[path.name] = found.sentence
         else:
@@ -92,7 +94,7 @@ def _verify(folder: Path, coordinator: Path, as_json: bool) -> None:
             said = f"DAMAGED. {damaged[path.name]}" if path.name in damaged else f"whole. {_content(whole[-1])}"
             typer.echo(f"{path.name}: {said}")
     if (coordinator / _CONFIG).exists():
-        _tell_verified(coordinator, whole, damaged)
+        _tell_verified(coordinator, newest, whole, damaged)
     if as_json:
         print_json({"whole": [each.path.name for each in reversed(whole)], "damaged": damaged})
     if damaged:
@@ -105,13 +107,20 @@ def _verify(folder: Path, coordinator: Path, as_json: bool) -> None:
         )
 
 
-def _tell_verified(coordinator: Path, whole: "list[Snapshot]", damaged: dict[str, str]) -> None:
-    """Notes in the journal how a verification went. If that fails, a sentence says so, and the verification counts."""
+def _tell_verified(coordinator: Path, newest: str, whole: "list[Snapshot]", damaged: dict[str, str]) -> None:
+    """Notes in the journal how a verification went. If that fails, a sentence says so, and the verification counts.
+
+    It notes only one of the folder whose newest backup is the journal's newest: figures and alerts are of that folder.
+
+    Args:
+        newest: the newest backup in the folder, whole or damaged.
+    """
     import time
 
     from coordinator.config import CoordinatorFolder
     from coordinator.storage import mark, records
     from coordinator.storage.errors import StorageError
+    from coordinator.storage.journal import newest_of
 
     names = CoordinatorFolder(coordinator)
     try:
@@ -122,6 +131,8 @@ def _tell_verified(coordinator: Path, whole: "list[Snapshot]", damaged: dict[str
             sys.stderr.write(f"not noted in the journal of {coordinator}: these are another federation's backups\n")
             return
         mark.check(names.database_mark, config.database_url)
+        # To open a database makes it, and migrates it.
+        _check_revision(config)
     except (CommandFailed, StorageError) as error:
         sys.stderr.write(f"not noted in the journal of {coordinator}: {error}\n")
         return
@@ -133,9 +144,19 @@ def _tell_verified(coordinator: Path, whole: "list[Snapshot]", damaged: dict[str
         "damaged": len(damaged),
         "by": os_user(),
     }
-    _tell_journal(
-        config, "backups were verified", lambda s: records.note(s, "backup_verified", "coordinator", now_ms, **fields)
-    )
+
+    def note(s: "Session") -> None:
+        made = newest_of(s, "backup_made", "restored")
+        named = "none" if made is None else str(made.fields.get("backup", newest))
+        if named == newest:
+            records.note(s, "backup_verified", "coordinator", now_ms, **fields)
+        else:
+            sys.stderr.write(
+                f"not noted in the journal of {coordinator}: its newest backup is {named}, and the newest in this "
+                f"folder is {newest}\n"
+            )
+
+    _tell_journal(config, "backups were verified", note)
 
 
 def _back_up(folder: Path, coordinator: Path, with_keys: bool, keep: int, allow_missing: bool, as_json: bool) -> None:
@@ -376,17 +397,22 @@ def _restore(found: "Snapshot", coordinator: Path, revoke: list[str], new_databa
     typer.echo(f"Restored {found.path.name}: {done.rows} rows, {blobs} blobs, {keys} key files.")
     for job, number in done.jobs:
         typer.echo(f"  job {job} is paused at version {number}; its rounds and attempts continue a million higher")
-    typer.echo("Open invitations are withdrawn. Next:")
+    steps = [
+        (f"member import-log FILE --dir {coordinator}", "from a member: `edge_client members --offline --export FILE`"),
+        (f"serve --dir {coordinator}", ""),
+        (f"operator revoke NAME --dir {coordinator}", "each that was revoked since the backup"),
+        ("member revoke NAME", "each that was revoked since the backup, if --revoke did not"),
+        ("member invite NAME", "each that enrolled since the backup"),
+    ]
     if config.store_url.startswith("s3://"):
-        typer.echo(
-            "  coordinator store take-over          if this database replaces the one that the bucket belonged to"
+        steps.insert(
+            0, (f"store take-over --dir {coordinator}", "if this database replaces the one that the bucket belonged to")
         )
-    typer.echo("  coordinator member import-log FILE   from a member: `edge_client members --offline --export FILE`")
-    typer.echo(f"  coordinator serve --dir {coordinator}")
-    typer.echo("  coordinator member revoke NAME       each that was revoked since the backup, if --revoke did not")
-    typer.echo("  coordinator member invite NAME       each that enrolled since the backup")
     if done.jobs:
-        typer.echo("  coordinator job resume NAME          once `coordinator member list` shows all members connected")
+        steps.append(("job resume NAME", "once `coordinator member list` shows all members connected"))
+    typer.echo("Open invitations are withdrawn. Next:")
+    for command, when in steps:
+        typer.echo(f"  coordinator {command}{f': {when}' if when else ''}")
 
 
 def _put_keys(found: "Snapshot", coordinator: Path) -> int:

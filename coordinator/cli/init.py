@@ -32,12 +32,14 @@ def init(
     ] = None,
     listen_host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104
     enrolment_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port on which members enrol; 0: any free one, as below.")
+        int, typer.Option(min=0, max=65535, help="The port on which members enrol; 0: any free one.")
     ] = 7440,
     federation_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port for members, operators and health.")
+        int, typer.Option(min=0, max=65535, help="The port for members, operators and health; 0: any free one.")
     ] = 7441,
-    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the metrics, on loopback.")] = 7442,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port of the metrics, on loopback; 0: any free one.")
+    ] = 7442,
     database_url: Annotated[
         str | None,
         typer.Option(

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["import_certificates", "requests", "sign"]
 
-File = Annotated[Path, typer.Argument(help="The file of the step before.", show_default=False)]
+Requests = Annotated[
+    Path, typer.Argument(help="The file that `coordinator authority requests` wrote.", show_default=False)
+]
+Signed = Annotated[Path, typer.Argument(help="The file that `coordinator authority sign` wrote.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", help="The file to write.", show_default=False)]
 
 
@@ -62,7 +65,7 @@ def requests(out: Out, folder: CoordinatorDir = Path("federation"), as_json: Jso
 
 
 def sign(
-    file: File,
+    file: Requests,
     cert: Annotated[Path, typer.Option(help="The authority's certificate (PEM).", show_default=False)],
     key: Annotated[Path, typer.Option(help="The authority's key (PEM).", show_default=False)],
     out: Out,
@@ -169,7 +172,7 @@ def _judged(
     return fingerprint, "fits", public
 
 
-def import_certificates(file: File, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
+def import_certificates(file: Signed, folder: CoordinatorDir = Path("federation"), as_json: Json = False) -> None:
     """Record signed certificates. Members get them when they next ask, and the roster log gets an entry for each."""
     import hashlib
     from datetime import UTC, datetime

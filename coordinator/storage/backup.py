@@ -571,7 +571,8 @@ def snapshots(folder: Path) -> list[Snapshot]:
 def checked(folder: Path) -> Iterator[tuple[Path, Snapshot | BackupDamaged]]:
     """Reads every backup in the folder, the newest first, and yields it, or what is wrong with it.
 
-    A file that several backups share is read once.
+    A file that several backups share is read once. A backup that is removed meanwhile, as a newer one was made, counts
+    as none.
 
     Raises:
         BackupDamaged: the folder has no backup.
@@ -584,7 +585,8 @@ def checked(folder: Path) -> Iterator[tuple[Path, Snapshot | BackupDamaged]]:
             snapshot = _read(path)
             snapshot.check(whole)
         except BackupDamaged as error:
-            yield path, error
+            if path.exists():
+                yield path, error
         else:
             yield path, snapshot
 

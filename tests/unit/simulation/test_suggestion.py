@@ -217,18 +217,35 @@ def test_a_writers_numbers_are_the_best_that_the_benchmark_tried(method, train, 
         assert found.training.batch == best["batch"]
 
 
-def test_a_writers_rate_falls_with_the_noise_that_it_multiplies():
+@pytest.mark.parametrize(
+    ("injection", "measured"),
+    [(LORA, 6.0), ({**LORA, "train": "both"}, 0.4), ("prefix-tuning", 1.0), ("prompt-tuning", 1.0)],
+)
+def test_a_writers_rate_falls_with_the_noise_that_it_multiplies(injection, measured):
     def drift(examples, epsilon):
-        found = suggest(writer(LORA), Situation(examples, 3, epsilon)).job
-        mechanism, steps = found.mechanism, found.mechanism.steps * found.rounds.count
+        found = suggest(writer(injection), Situation(examples, 3, epsilon))
+        mechanism, steps = found.job.mechanism, found.job.mechanism.steps * found.job.rounds.count
         each = mechanism.noise_multiplier * mechanism.clip / mechanism.lot / math.sqrt(3)
-        return found.training.learning_rate, each * math.sqrt(steps) * found.training.learning_rate
+        rate = found.job.training.learning_rate
+        return rate, each * math.sqrt(steps) * rate, found.reasons
 
-    assert drift(5_000, 8.0)[0] == 6.0
+    rate, _, reasons = drift(5_000, 8.0)
+    assert rate == measured
+    assert not any("larger" in each for each in reasons)
     for sizes in ((700, 8.0), (700, 1.0), (64, 2.0)):
-        rate, moved = drift(*sizes)
-        assert rate < 6.0
-        assert moved == pytest.approx(0.05, rel=0.03)
+        rate, moved, reasons = drift(*sizes)
+        assert rate < measured
+        assert moved == pytest.approx(0.008 * measured, rel=0.06)
+        assert any("and this noise is larger" in each for each in reasons)
+    assert any("not measured" in each for each in reasons) == (injection == "prompt-tuning")
+
+
+def test_a_writers_epoch_is_a_round_unless_it_has_too_few_steps():
+    def steps(examples):
+        training = suggest(writer(LORA), Situation(examples, 3, None)).job.training
+        return training.epochs * math.ceil(examples / training.batch)
+
+    assert [steps(examples) for examples in (50, 192, 4_000)] == [28, 24, 500]
 
 
 def test_a_writers_memory_stays_and_what_is_trained_decides_the_rate():

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from datetime import UTC, datetime
@@ -118,6 +119,7 @@ def test_a_restore_to_another_database_needs_new_database(fed, tmp_path, monkeyp
     assert [" ".join(step.split()[1:3]) for step in steps] == [
         "member import-log",
         "serve --dir",
+        "operator revoke",
         "member revoke",
         "member invite",
     ]
@@ -455,9 +457,21 @@ def test_a_verification_elsewhere_reads_without_a_journal(fed, tmp_path, monkeyp
     with monkeypatch.context() as patched:
         patched.setenv("TACIT_DATABASE_URL", f"sqlite:///{tmp_path / 'wrong.db'}")
         assert "set TACIT_DATABASE_URL" in _run("backup", folder, "--verify", "--dir", fed)
+    # A folder whose database was lost stays without one, as a restore needs it.
+    (lost := tmp_path / "lost").mkdir()
+    for name in ("coordinator.toml", "authority"):
+        (shutil.copytree if (fed / name).is_dir() else shutil.copy)(fed / name, lost / name)
+    assert "not noted" in _run("backup", folder, "--verify", "--dir", lost)
+    assert not (lost / "tacit.db").exists()
+    # An older copy of the folder.
+    shutil.copytree(folder, copied := tmp_path / "copied")
+    _run("backup", folder, "--dir", fed)
+    names = [newest(each).path.stem for each in (folder, copied)]
+    said = _run("backup", copied, "--verify", "--dir", fed)
+    assert f"its newest backup is {names[0]}, and the newest in this folder is {names[1]}" in said
     assert noted() == 0
     found = json.loads(_run("backup", folder, "--verify", "--json", "--dir", fed))
-    assert found == {"whole": [newest(folder).path.name], "damaged": {}}
+    assert found == {"whole": [f"{each}.json" for each in reversed(names)], "damaged": {}}
     assert noted() == 1
 
 

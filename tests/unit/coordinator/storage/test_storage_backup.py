@@ -346,6 +346,15 @@ def test_every_backup_of_a_folder_is_read_and_shared_blobs_once(filled, store, f
     assert damaged() == {each.path for each in made}
 
 
+def test_a_backup_that_a_newer_one_removes_meanwhile_is_not_damaged(filled, store, folder):
+    for number in range(3):
+        make(filled, store, folder, now_ms=MADE_MS + number)
+    found = backup.checked(folder)
+    next(found)
+    assert make(filled, store, folder, now_ms=MADE_MS + 3, keep=1).removed == 3
+    assert list(found) == []
+
+
 def test_a_folder_without_a_backup_is_not_whole(folder):
     folder.mkdir()
     with pytest.raises(BackupDamaged, match="no complete backup"):
