@@ -31,7 +31,7 @@ from tacit.v1 import operator_pb2 as pb
 from tests.support.places import ROOT
 from tests.support.processes import BIN, PATIENCE, Federation, command, succeed, within_patience
 from tests.support.tiny_writers import saved_writer
-from toolkit.console import CommandFailed, ExitCode
+from toolkit.console import CommandFailed, ExitCode, printable
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -68,6 +68,8 @@ def assistant(folder):
         "rank = 8": "rank = 2",
         "max_new_tokens = 64": "max_new_tokens = 16",
         "lot = 240": "lot = 8",
+        # Noise is thirty times as large with such lots.
+        "learning_rate = 5.0": "learning_rate = 0.1",
         "count = 4": "count = 2",
         'decay = "cosine"': 'warmup_rounds = 1\ndecay = "cosine"',
         "training = 3600": "training = 300\nreconnect = 5",
@@ -201,7 +203,7 @@ def test_a_version_leaves_in_every_form_and_answers_without_torch(town, tmp_path
     assert 1 <= answers[0]["tokens"] <= 16
     assert (
         succeed("edge_client", "generate", "--bundle", tmp_path / "onnx", asked).strip()
-        == answers[0]["response"].strip()
+        == printable(answers[0]["response"]).strip()
     )
 
 
