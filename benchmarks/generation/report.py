@@ -33,6 +33,7 @@ PAGE = Page(
             figures=("exposure", "extracted"),
         ),
         Section("answers", "generation", _MODULE, ("low", "high"), figures=("bleu", "rouge_l", "tokens_per_second")),
+        Section("search", "generation_search", _MODULE, figures=("validation_loss",)),
         Section("wire", "generation_wire", "generation.wire"),
     ),
 )

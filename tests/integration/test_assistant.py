@@ -69,7 +69,7 @@ def assistant(folder):
         "max_new_tokens = 64": "max_new_tokens = 16",
         "lot = 240": "lot = 8",
         # Noise is thirty times as large with such lots.
-        "learning_rate = 5.0": "learning_rate = 0.1",
+        "learning_rate = 4.0": "learning_rate = 0.1",
         "count = 4": "count = 2",
         'decay = "cosine"': 'warmup_rounds = 1\ndecay = "cosine"',
         "training = 3600": "training = 300\nreconnect = 5",

@@ -97,10 +97,24 @@ def test_medquads_rates_are_those_that_e2es_rows_chose(method) -> None:
     tried = [
         (line["value"], line["case"]["recipe"]["learning_rate"])
         for line in read_lines(RESULTS / "generation_search.jsonl")
-        if line.get("case", {}).get("dataset") == "e2e_nlg" and line["case"]["method"] == method
+        if line.get("case", {}) | Cell("e2e_nlg", method).case == line.get("case")
     ]
     assert len(tried) == 2
     assert [each.learning_rate for each in recipes_of(Cell("medquad", method))] == [min(tried)[1]]
+
+
+@with_data
+@pytest.mark.parametrize("method", ["lora", "ffa-lora"])
+def test_under_noise_other_cells_have_what_e2es_rehearsals_chose(method) -> None:
+    cell = Cell("e2e_nlg", method, 8.0)
+    tried = {
+        json.dumps(line["case"]["recipe"]): line["value"]
+        for line in read_lines(RESULTS / "generation_search.jsonl")
+        if line.get("case", {}) | cell.case == line.get("case")
+    }
+    losses = {recipe: tried[json.dumps(recipe.as_json(method, 8.0))] for recipe in recipes_of(cell)}
+    (chosen,) = recipes_of(Cell("medquad", method, 8.0))
+    assert [chosen] == recipes_of(Cell("e2e_nlg", method, 3.0)) == [min(losses, key=losses.__getitem__)]
 
 
 def test_a_smaller_epsilon_and_more_steps_need_more_noise() -> None:

@@ -509,7 +509,7 @@ def test_suggest_has_numbers_for_a_model_that_writes(tmp_path):
     (tmp_path / "job.toml").write_text(WRITER)
     words = (tmp_path / "job.toml", "--suggest", "--examples", 700, "--members", 3, "--epsilon", 8)
     said = tried(*words)
-    assert "4 x 3 steps, sgd 5" in said
+    assert "4 x 3 steps, sgd 4.6" in said
     assert "`coordinator evaluate` measures its versions." in said
     tried(*words, "--out", out := tmp_path / "numbers.toml")
     assert JobSpec.from_toml(out).training.schedule.decay == "cosine"
