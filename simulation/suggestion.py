@@ -77,7 +77,7 @@ from tacit.job_parts import Schedule, Training
 from tacit.mechanism import DistributedGaussian, DpSgd, LaplaceUpdate, Mechanism, NoMechanism
 from tacit.method import FedAvg, FedProx
 from tacit.model import PromptedModel, RvaeModel, TextCNNModel, TransformerModel
-from tacit.prompt import LoRA, writes
+from tacit.prompt import Injection, LoRA, writes
 
 __all__ = [
     "DELTA",
@@ -110,8 +110,8 @@ _MAX_RATIO, _MAX_DRIFT = 2.0, 0.2
 # Rule 8. Features have length 1, so the noise of a logit is the noise of one weight.
 HEAD_ROUNDS, HEAD_CLIP, HEAD_BOUND = 10, 0.3, 64.0
 _HEAD_DRIFT, _HEAD_LEARNT, _HEAD_RATE_A_LABEL, _HEAD_MIN_STEPS, _HEAD_LONGEST = 1.0, 7.0, 12.0, 3, 9_000.0
-# Below this share of the way, a sentence says that the head hardly moves.
-_HEAD_STAYS = 0.1
+# Below this share of the way, or of a writer's measured rate, a sentence says that the model hardly moves.
+_STAYS = 0.1
 # What a job document allows (tacit.job_parts.Training).
 MAX_RATE = 1000.0
 # Rules 10 to 12.
@@ -304,7 +304,7 @@ def _noised(job: JobSpec, situation: Situation, epsilon: float) -> Suggestion:
     if head_alone(job):
         return _noised_head(job, situation, epsilon)
     if writes(job.model):
-        return _noised_writer(job, situation, epsilon)
+        return _noised_writer(job, job.model.injection, situation, epsilon)
     lot, why_lot = _lot(examples)
     first = _dp_sgd(job, lot, _rate(job), situation)
     reasons = [
@@ -345,18 +345,18 @@ def _why_noise(job: JobSpec, situation: Situation, epsilon: float) -> str:
     )
 
 
-def _noised_writer(job: JobSpec, situation: Situation, epsilon: float) -> Suggestion:
+def _noised_writer(job: JobSpec, injection: Injection, situation: Situation, epsilon: float) -> Suggestion:
     """Rule 13."""
     job = _averaged(job)
     lot, why_lot = _lot(situation.examples)
     mechanism = DpSgd(noise_multiplier=1.0, clip=_WRITER_CLIP, lot=lot, steps=_WRITER_STEPS)
-    trained = _trained_by(job, noised=True)
+    trained = _trained_by(injection, noised=True)
     highest = _WRITER_RATES[trained]
     training = _writers_training(job, "sgd", highest)
     noised = with_noise_for(_with(job, mechanism, training, _WRITER_ROUNDS), situation)
     rate = _calmed(noised, highest, situation, _WRITER_NOISE * highest)
     found = changed(noised, training=training.model_copy(update={"learning_rate": rate}))
-    reasons = (
+    reasons: tuple[str, ...] = (
         f"dp-sgd with plain SGD, {_WRITER_ROUNDS} rounds of {_WRITER_STEPS} steps, clip {_WRITER_CLIP:g}: measured "
         "with ten members of 4,200 rows at epsilon 8, and nowhere else",
         why_lot,
@@ -366,14 +366,18 @@ def _noised_writer(job: JobSpec, situation: Situation, epsilon: float) -> Sugges
         "larger",
         _why_noise(found, situation, epsilon),
     )
+    if rate < _STAYS * highest:
+        reasons += (
+            f"with {situation.examples} examples and {situation.members} members, noise leaves so small a rate that "
+            "the model hardly moves and the members' budget buys little: more examples, more members or a larger epsilon "
+            "would move it",
+        )
     shared = None if situation.values is None else situation.values.shared
     return Suggestion(found, None if shared is None else _ratio(found, shared, situation), reasons)
 
 
-def _trained_by(job: JobBody, *, noised: bool) -> str:
+def _trained_by(injection: Injection, *, noised: bool) -> str:
     """Return what a model that writes trains: a key of its rates."""
-    assert isinstance(job.model, PromptedModel)  # noqa: S101  no other model writes
-    injection = job.model.injection
     if isinstance(injection, LoRA):
         # What a bundle chooses if the job does not say.
         return injection.train or ("up" if noised else "both")
@@ -447,7 +451,7 @@ def why_a_head_stays(multiplier: float, examples: int, members: int, labels: int
     Args:
         multiplier, examples, members, labels: as for `head_steps`.
     """
-    if _share_of_way(_unit(multiplier, examples, members), labels) >= _HEAD_STAYS:
+    if _share_of_way(_unit(multiplier, examples, members), labels) >= _STAYS:
         return ""
     return (
         f"with {labels} labels, {examples} examples and {members} members, noise outweighs what can be learnt, so the "
@@ -509,7 +513,7 @@ def plain_recipe(job: JobBody, examples: int) -> tuple[Training, int]:
     if writes(job.model):
         batch = min(_WRITER_BATCH, examples)
         epochs = min(_MAX_EPOCHS, max(1, round(_WRITER_PLAIN_STEPS * batch / examples)))
-        rate = _WRITER_PLAIN_RATES[_trained_by(job, noised=False)]
+        rate = _WRITER_PLAIN_RATES[_trained_by(job.model.injection, noised=False)]
         training = _writers_training(job, "adamw", rate)
         return training.model_copy(update={"batch": batch, "epochs": epochs}), _WRITER_PLAIN_ROUNDS
     batch = min(32, examples)

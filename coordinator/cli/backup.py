@@ -147,7 +147,7 @@ def _tell_verified(coordinator: Path, newest: str, whole: "list[Snapshot]", dama
 
     def note(s: "Session") -> None:
         made = newest_of(s, "backup_made", "restored")
-        named = "none" if made is None else str(made.fields.get("backup", newest))
+        named = "none" if made is None else str(made.fields["backup"])
         if named == newest:
             records.note(s, "backup_verified", "coordinator", now_ms, **fields)
         else:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeGuard, get_args
 
 from pydantic import (
     AfterValidator,
@@ -569,7 +569,7 @@ class PromptedModel(Part):
         return isinstance(self.injection, NoInjection)
 
 
-def writes(model: object) -> bool:
+def writes(model: object) -> TypeGuard[PromptedModel]:
     """Whether a job's model writes responses. Then it reads dialogues, and has no labels."""
     return isinstance(model, PromptedModel) and isinstance(model.task, Generate)
 
