@@ -369,8 +369,8 @@ def _noised_writer(job: JobSpec, injection: Injection, situation: Situation, eps
     if rate < _STAYS * highest:
         reasons += (
             f"with {situation.examples} examples and {situation.members} members, noise leaves so small a rate that "
-            "the model hardly moves and the members' budget buys little: more examples, more members or a larger epsilon "
-            "would move it",
+            "the model hardly moves and the members' budget buys little: more examples, more members or a larger "
+            "epsilon would move it",
         )
     shared = None if situation.values is None else situation.values.shared
     return Suggestion(found, None if shared is None else _ratio(found, shared, situation), reasons)
