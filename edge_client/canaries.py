@@ -18,7 +18,7 @@ import structlog
 from pydantic import StringConstraints
 
 from learning.auditing.canaries import TooFewWords, absent, coins_of, make_canaries, with_coins
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import RandomSource
 from tacit.documents import AtMost, Digest, Document, DocumentInvalid, Label, Part
 from tacit.job import JobDocument

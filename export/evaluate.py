@@ -7,7 +7,8 @@ import numpy as np
 
 from export.figures import EvaluationCut, Figures, figures_of
 from export.predictor import Predictor
-from learning.text.data import DataInvalid, Example, label_ids, read_data, read_examples, text_rows
+from learning.text.data import read_data, read_examples
+from learning.text.examples import DataInvalid, Example, label_ids, text_rows
 
 # The readers and `text_rows` are re-exported for commands that evaluate, which may import from this package only.
 __all__ = ["evaluate_bundle", "read_data", "read_examples", "text_rows"]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from export.answer_figures import AnswerFigures, TokenFigures, answer_figures, token_figures
 from export.figures import EvaluationCut, log_softmax
 from export.generating import Generator, PromptTooLong, Sampling
-from learning.text.data import DataInvalid
 from learning.text.dialogue import IGNORED, DialogueEncoder
+from learning.text.examples import DataInvalid
 from learning.text.turns import Dialogue
 from tacit.bundle import WEIGHTS_FILE, read_bundle
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from learning.prompts.model import PromptedModel as PromptedModule
     from learning.text.cloze import ClozeEncoder
-    from learning.text.data import TextRow
+    from learning.text.examples import TextRow
 
 __all__ = ["START_LENGTH", "centre_texts", "chosen_layers", "start_head"]
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from learning.models import TextClassifier
     from learning.prompts.model import PromptedModel as PromptedModule
     from learning.text.cloze import ClozeEncoder
-    from learning.text.data import TextRow
     from learning.text.encoder import TextEncoder
+    from learning.text.examples import TextRow
 
     Encoder = TextEncoder | ClozeEncoder
 

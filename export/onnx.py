@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from learning.backbones.stored import StoredBackbone
     from learning.models import TextClassifier
     from learning.text.cloze import ClozeEncoder
-    from learning.text.data import TextRow
     from learning.text.encoder import TextEncoder
+    from learning.text.examples import TextRow
 
     Encoder = TextEncoder | ClozeEncoder
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from export.figures import log_softmax
 from export.prompted import PromptedBackbone, PromptFile
 from learning.text.cloze import ClozeEncoder
-from learning.text.data import TextRow
 from learning.text.encoder import TextEncoder
+from learning.text.examples import TextRow
 from tacit.bundle import BundleInvalid, Labels, ModelFacts, backbone_folder, read_bundle
 from tacit.documents import DocumentInvalid
 from toolkit.several import check_several

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.alone import alone_recipes
 from simulation.server import Server

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from learning.backbones.collection import Collection
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import persons_of, unit_of_job
 from simulation.engines import Engine, local_engine, ray_engine
 from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios

@@ -28,7 +28,7 @@ from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import OwnNumbers, Protection, protection_of
 from learning.prompts.features import FeatureStore
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import population_of, unit_of_job
 from learning.training.task import Task
 from secure_agg import RandomSource

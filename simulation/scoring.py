@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
+from learning.text.examples import Example
 
 if TYPE_CHECKING:
     from export.answer_figures import TokenFigures

@@ -27,7 +27,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.kept_features import StoredFeatures
 from simulation.rounds import MIN_COHORT, draw

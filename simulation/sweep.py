@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from learning.accounting.calibration import NotAffordable
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.engines import WorkersDied
 from simulation.kept_features import SharedFeatures
 from simulation.server import Server

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from learning.text.data import DataInvalid, Example
+from learning.text.examples import DataInvalid, Example
 from simulation.partitions import Partition, by_column, by_label, by_ratios
 from simulation.server import Server
 from tacit.job import JobSpec

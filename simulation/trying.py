@@ -16,14 +16,8 @@ import torch
 from learning.accounting.calibration import NotAffordable
 from learning.accounting.expected_noise import Values, expected_noise
 from learning.backbones.collection import Collection
-from learning.text.data import (
-    DataInvalid,
-    Example,
-    check_dialogues,
-    check_labels,
-    check_pairs,
-    read_data,
-)
+from learning.text.data import read_data
+from learning.text.examples import DataInvalid, Example, check_dialogues, check_labels, check_pairs
 from learning.training.outcome import TrainingCancelled, TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
 from simulation.own_trial import OwnReport, try_own

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.engines import Engine, local_engine
 from simulation.server import Server
 from tacit.method import FedRecon

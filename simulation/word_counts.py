@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
+from learning.text.examples import Example
 
 __all__ = ["MAX_ROWS", "MAX_WORDS", "predicted"]
 

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from learning.text.data import DataInvalid, RowsFor, examples_of
+from learning.text.data import examples_of
+from learning.text.examples import DataInvalid
+from learning.text.row import RowsFor
 from simulation.trial import Rows, column_of
 
 __all__ = ["Data", "rows_of"]

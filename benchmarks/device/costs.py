@@ -30,7 +30,7 @@ from benchmarks.library.minilm import minilm
 from benchmarks.library.record import ROOT, SHARED, Figure, NoData, open_results, parser
 
 if TYPE_CHECKING:
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
 __all__ = ["BENCH", "installed_bytes", "measured"]
 

@@ -23,8 +23,8 @@ from benchmarks.library.simulation import backbone_of
 from learning.prompts.features import Compute, FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
 from learning.text.data import read_data as read_rows
+from learning.text.examples import Example
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec, VocabularyFile
 from tacit.model import PromptedModel, TransformerModel

@@ -28,7 +28,7 @@ from learning.accounting.events import PrivacyEvent, SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.planning import Setting, rows_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import persons_of, population_of
 from learning.training.head import LinearHead
 from learning.training.kept import Kept

@@ -27,7 +27,7 @@ from benchmarks.library.simulation import Member, alone, corpora_of, play_round
 from learning.accounting.planning import Setting, rows_of
 from learning.mechanisms.protection import OwnNumbers
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.turns import Dialogue
 from simulation.virtual_members import SeededRandom
 from tacit.bundle import BACKBONE_FILE

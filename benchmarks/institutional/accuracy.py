@@ -75,7 +75,8 @@ def centralised(cell: Cell, folder: Path, rows: Sequence[str], labels: Sequence[
 
     from export.bundle import make_job_bundle
     from learning.models import load_shared
-    from learning.text.data import label_ids, read_examples
+    from learning.text.data import read_examples
+    from learning.text.examples import label_ids
     from learning.training.local import Progress, train
     from tacit.job import JobSpec
 
@@ -137,7 +138,7 @@ async def federated(cell: Cell, folder: Path, rows: Sequence[str], labels: Seque
 def measure(cell: Cell) -> list[Figure]:
     """Train and test one cell."""
     check_data(cell.vocabulary)
-    from learning.text.data import read_text
+    from learning.text.textual import read_text
 
     rows = read_text(TREC / "train.jsonl.gz").splitlines()
     labels = sorted({json.loads(row)["label"] for row in rows})

@@ -55,7 +55,8 @@ from learning.accounting.planning import noise_to_signal
 from learning.accounting.renyi import ORDERS, renyi
 from learning.accounting.spend import epsilon_pld
 from learning.mechanisms.protection import OwnNumbers, protection_of
-from learning.text.data import Example, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import Example
 from simulation.suggestion import Situation, suggest
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd, GaussianUpdate, NoMechanism

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.library.record import SHARED, NoData
 
 if TYPE_CHECKING:
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
 __all__ = ["GLOVE", "PIECES", "TREC", "VOCABULARIES", "Tester", "Vocabulary", "check_data", "deal"]
 
@@ -66,7 +66,8 @@ class Tester:
         from export.bundle import read_job_bundle
         from learning.models import build
         from learning.text.corpus import encoder_of
-        from learning.text.data import label_ids, read_examples
+        from learning.text.data import read_examples
+        from learning.text.examples import label_ids
 
         torch.set_num_threads(1)
         self.bundle = read_job_bundle(bundle)

@@ -35,7 +35,7 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Fetch, Preparation, Preparer
 from learning.artifacts import fetch_job
 from learning.mechanisms.contribution import Update
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument
 from tacit.messages import (

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.library.record import SHARED, Figure, Results, open_results, parser
 from benchmarks.private_vocabularies.quality import read_data
-from learning.text.data import Example, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import Example
 from simulation.partitions import Partition, by_column, by_label, by_quantity, by_ratios
 
 __all__ = ["KINDS", "main", "measure"]

@@ -56,7 +56,7 @@ from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.minilm import minilm
 from benchmarks.library.record import SHARED, Figure, NoData, Results, open_results, parser
 from coordinator.rounds.masked_sum import Parties
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import packed_size
 from simulation.partitions import Partition, by_label, split
 from simulation.virtual_members import (
@@ -525,7 +525,7 @@ def world_of(
 
 @cache
 def _width(glove: Path) -> int:
-    from learning.text.data import read_text
+    from learning.text.textual import read_text
 
     return len(read_text(glove).split("\n", 1)[0].split(" ")) - 1
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.library.masked_rounds import play_round
 from benchmarks.library.record import Figure, Results, open_results, parser
 from benchmarks.private_vocabularies.quality import SEEDS, Cell, Data, Recipe, read_data, recipe_of, world_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.local import logits_of
 from simulation.virtual_members import Crew, World, cohort_of, crew_of, seed_of
 from tacit.method import FedAvg

@@ -108,7 +108,7 @@ def specification(method: str, vocabulary: str, rounds: int, *, width: int, hidd
 
 
 def _rows() -> list[str]:
-    from learning.text.data import read_text
+    from learning.text.textual import read_text
 
     return read_text(TREC).splitlines()
 

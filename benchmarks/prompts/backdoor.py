@@ -41,7 +41,7 @@ from tacit.job import Aggregation, Precision
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
 __all__ = ["CELLS", "Cell", "Plan", "main", "measure", "run", "start_of"]
 

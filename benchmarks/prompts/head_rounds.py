@@ -23,7 +23,7 @@ from benchmarks.library.record import Figure, open_results, parser
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
 __all__ = ["BENCH", "measured"]
 
@@ -45,7 +45,7 @@ MINILM = {
 
 def examples(count: int) -> "list[Example]":
     """Return texts of words with Zipf's frequencies, and labels."""
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
     random = np.random.default_rng(0)
     weights = 1 / np.arange(1, WORDS + 1)

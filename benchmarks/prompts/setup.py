@@ -35,7 +35,7 @@ from benchmarks.library.minilm import minilm
 from benchmarks.library.record import ROOT, SHARED, NoData
 from benchmarks.library.simulation import backbone_of
 from learning.text.corpus import EncodedArrays, EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.partitions import by_quantity, by_ratios
 from tacit.bundle import BACKBONE_FILE
 from tacit.job import Aggregation, JobSpec, Precision, Rounds, Training
@@ -240,7 +240,7 @@ def head_facts(folder: Path) -> dict[str, Any]:
 
 def _wikitext(part: str) -> list[str]:
     """Read the paragraphs of a part, without headings and with usual punctuation."""
-    from learning.text.data import read_text
+    from learning.text.textual import read_text
 
     path = SHARED / "wikitext103_small" / f"{part}.txt.gz"
     if not path.exists():

@@ -36,7 +36,7 @@ from benchmarks.prompts.setup import (
     prompted_bundle,
     sst2,
 )
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import packed_size
 from simulation.virtual_members import SeededRandom
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile

@@ -32,7 +32,7 @@ from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import Protection
 from learning.text.corpus import encoder_of
-from learning.text.data import Example, label_ids
+from learning.text.examples import Example, label_ids
 from learning.training.task import Task
 from secure_agg import RandomSource
 from simulation.virtual_members import seed_of

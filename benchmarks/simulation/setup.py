@@ -18,7 +18,7 @@ from benchmarks.library.minilm import minilm
 
 if TYPE_CHECKING:
     from export.bundle import JobBundle
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
 __all__ = ["MODELS", "ROWS", "Case", "accuracy_of", "data_of", "places_of", "prepare"]
 

@@ -30,7 +30,7 @@ from benchmarks.synthesis.setup import (
     rvae_bundle,
 )
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import SystemRandom, packed_size
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile
 from tacit.mechanism import DpSgd

@@ -19,7 +19,7 @@ from learning.accounting.events import PrivacyEvent
 from learning.mechanisms.protection import protection_of
 from learning.synthesis.quality import canaries_reproduced, longest_verbatim, ngram_overlap
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import RandomSource
 from simulation.virtual_members import seed_of
 from tacit.job import Aggregation, JobSpec, Rounds, Training, VocabularyFile

@@ -66,7 +66,8 @@ from benchmarks.synthesis.setup import (
     train_rvae,
 )
 from learning.synthesis.setting import NO_GUARANTEE
-from learning.text.data import Example, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import Example
 
 __all__ = ["BENCH", "main", "measure", "released", "run"]
 

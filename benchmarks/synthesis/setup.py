@@ -31,7 +31,9 @@ from learning.synthesis.labels import histogram_event, noised_histogram
 from learning.synthesis.quality import words_of as cut
 from learning.synthesis.setting import PublishedSetting
 from learning.text.corpus import words_of
-from learning.text.data import Example, label_ids, read_examples, read_text
+from learning.text.data import read_examples
+from learning.text.examples import Example, label_ids
+from learning.text.textual import read_text
 from learning.training.task import Task as LocalTask
 from secure_agg import RandomSource, SystemRandom
 from simulation.partitions import by_ratios

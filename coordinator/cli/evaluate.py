@@ -464,7 +464,7 @@ def compared_examples(document: "JobDocument", examples: Sequence[Any]) -> Seque
 
     If there are none, they are the first of all, and the export says what is lacking.
     """
-    from learning.text.data import dialogue_of
+    from learning.text.examples import dialogue_of
     from tacit.prompt import Generate, PromptedModel
 
     model = document.model

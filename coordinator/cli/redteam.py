@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from learning.auditing.report import Report
-    from learning.text.data import Example
+    from learning.text.examples import Example
 
 __all__ = ["redteam"]
 
@@ -82,7 +82,8 @@ def _public(
     """The rows to train on; None: made texts."""
     if data is None:
         return None
-    from learning.text.data import DataInvalid, read_data
+    from learning.text.data import read_data
+    from learning.text.examples import DataInvalid
     from simulation.home import in_a_members_home
 
     if rows != "public":

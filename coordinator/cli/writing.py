@@ -70,7 +70,7 @@ def export_writer(
     from export.generating import Dialogue
     from export.prompted_bundle import read_backbone
     from learning.text.corpus import usable_dialogues
-    from learning.text.data import DataInvalid
+    from learning.text.examples import DataInvalid
     from tacit.prompt import PromptedModel
 
     model = version.document.model

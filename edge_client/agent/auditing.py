@@ -15,7 +15,8 @@ import secure_agg
 from edge_client.agent.own_model import UNWATCHED, Fetched, Watch, fetch_own, fetch_start
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.canaries import Planted
-from learning.text.data import DataInvalid, Example, read_data
+from learning.text.data import read_data
+from learning.text.examples import DataInvalid, Example
 from learning.text.persons import unit_of_job
 from tacit.documents import DocumentInvalid
 from tacit.mechanism import NoMechanism

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from learning.text.corpus import dialogue_encoder_of
-from learning.text.data import Example, dialogue_of
 from learning.text.dialogue import Dialogue, DialogueCoverage, kept_of_a_prompt
+from learning.text.examples import Example, dialogue_of
 from tacit.generation import Generate
 from tacit.job import JobDocument
 from tacit.model import PromptedModel

@@ -37,8 +37,8 @@ from learning.plugins.installed import PluginUnusable, checked
 from learning.synthesis.setting import NO_GUARANTEE
 from learning.text.corpus import coverage_of
 from learning.text.coverage import Coverage
-from learning.text.data import ColumnMissing, DataInvalid, check_dialogues, check_labels, check_pairs, dialogue_of
 from learning.text.encoder import TokenizerInvalid
+from learning.text.examples import ColumnMissing, DataInvalid, check_dialogues, check_labels, check_pairs, dialogue_of
 from learning.text.persons import RowsPerPerson, unit_of_job
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.context import context_of

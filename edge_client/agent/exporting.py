@@ -14,7 +14,7 @@ from edge_client.agent.own_model import UNWATCHED, Fetched, OwnModel, Watch, fet
 from edge_client.agent.runner import Member, RunOptions, load_member
 from export.onnx_form import FormRefused, GraphPrecision, check_onnx_form
 from learning.text.corpus import usable_dialogues
-from learning.text.data import DataInvalid, text_rows
+from learning.text.examples import DataInvalid, text_rows
 from tacit.bundle import INDEX, WEIGHTS_FILE, BundleInvalid, read_bundle
 from tacit.job import JobDocument
 from tacit.prompt import reads_pairs, writes

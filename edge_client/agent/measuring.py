@@ -20,7 +20,8 @@ from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.downloads.backbones import Wanted
 from edge_client.downloads.cache import BlobCache
 from learning.text.corpus import coverage_of, usable_dialogues
-from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, TextRow, label_ids, read_data, text_rows
+from learning.text.data import Skipped, read_data
+from learning.text.examples import DataInvalid, Example, RowInvalid, TextRow, label_ids, text_rows
 from tacit.job import JobDocument
 from tacit.prompt import PromptedModel, reads_pairs, writes
 from toolkit.console import ExitCode, fail

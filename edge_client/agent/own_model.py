@@ -32,8 +32,8 @@ from learning.artifacts import (
 from learning.backbones.layout import BackboneInvalid
 from learning.plugins.installed import PluginUnusable
 from learning.text.corpus import EncodedExamples
-from learning.text.data import label_places
 from learning.text.encoder import TokenizerInvalid
+from learning.text.examples import label_places
 from tacit.blobs import BlobDamaged, BlobNotThere, fetch_blob
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument

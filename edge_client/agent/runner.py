@@ -46,7 +46,8 @@ from edge_client.session.preparation import Preparer
 from edge_client.session.states import Environment
 from edge_client.withdrawal.folder import WithdrawalFolder, WithdrawalsUnreadable
 from learning.prompts.features import FeatureStore
-from learning.text.data import DataInvalid, Example, RowInvalid, Rows, Skipped, read_data
+from learning.text.data import Rows, Skipped, read_data
+from learning.text.examples import DataInvalid, Example, RowInvalid
 from learning.text.persons import population_of, unit_of_job, units_of
 from learning.text.tables import TableInvalid, width_of
 from learning.training.device import DeviceUnavailable, pick_device

@@ -157,7 +157,8 @@ def _one(question: str | None, system: str | None) -> "Dialogue":
 
 def _from_file(path: Path, prompt: str | None, system: str | None) -> "list[Dialogue]":
     """Reads the prompts of a file. A response at the end of a dialogue is left out."""
-    from learning.text.data import DataInvalid, read_data
+    from learning.text.data import read_data
+    from learning.text.examples import DataInvalid
     from learning.text.turns import Dialogue, Turn
 
     try:

@@ -84,7 +84,8 @@ def persons(
     from edge_client.ledger.by_person import Counted, count_persons
     from edge_client.ledger.store import LedgerError
     from learning.accounting.renyi import EventUnaccountable
-    from learning.text.data import DataInvalid, read_data
+    from learning.text.data import read_data
+    from learning.text.examples import DataInvalid
     from toolkit.console import CommandFailed
 
     if record and max_rows is None:

@@ -9,7 +9,7 @@ import typer
 from toolkit.console import ExitCode, fail, json_requested, print_json, printable
 
 if TYPE_CHECKING:
-    from learning.text.data import TextRow
+    from learning.text.examples import TextRow
 
 __all__ = ["predict"]
 
@@ -50,7 +50,7 @@ def predict(
     Empty lines are skipped. A model for pairs takes the texts two by two, or lines with a tab between the two.
     """
     from export.predictor import Predictor
-    from learning.text.data import DataInvalid, RowInvalid
+    from learning.text.examples import DataInvalid, RowInvalid
     from tacit.bundle import BundleInvalid
 
     if texts and file is not None:
@@ -116,7 +116,9 @@ def _lines(lines: list[str], where: str, pairs: bool) -> "list[TextRow]":
 
 
 def _from_file(path: Path, column: str, second: str | None, pairs: bool, skip_invalid: bool) -> "list[TextRow]":
-    from learning.text.data import read_data, read_text, text_rows
+    from learning.text.data import read_data
+    from learning.text.examples import text_rows
+    from learning.text.textual import read_text
 
     if _is_plain(path):
         if skip_invalid:

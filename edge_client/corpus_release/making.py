@@ -16,7 +16,7 @@ from tacit.model import RvaeModel
 from toolkit.durable import Faults, no_faults
 
 if TYPE_CHECKING:
-    from learning.text.data import Example
+    from learning.text.examples import Example
     from secure_agg import RandomSource
 
 __all__ = ["MakingStopped", "NothingMade", "drawn_histogram", "made_corpus", "order_of"]
@@ -52,7 +52,7 @@ def drawn_histogram(
     import numpy as np
 
     from learning.synthesis.labels import noised_histogram
-    from learning.text.data import label_places
+    from learning.text.examples import label_places
 
     places = label_places(examples, job.labels)
     counts = np.bincount(places[places >= 0], minlength=len(job.labels)).astype(np.int64)

@@ -66,7 +66,7 @@ from toolkit.durable import Faults, no_faults
 
 if TYPE_CHECKING:
     from learning.accounting.events import PrivacyEvent
-    from learning.text.data import Example
+    from learning.text.examples import Example
     from secure_agg import RandomSource
 
 __all__ = ["Releaser"]

@@ -21,7 +21,7 @@ from edge_client.ledger.replay import LedgerState
 from edge_client.ledger.store import reading
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.rounding import rounded_up
 
 __all__ = ["Counted", "count_persons"]

@@ -18,8 +18,8 @@ import structlog
 
 from edge_client.private_store import PrivateState, PrivateStore, StoreError
 from edge_client.session.journal import Memory
-from learning.text.data import Example
 from learning.text.encoder import VocabularyInvalid
+from learning.text.examples import Example
 from tacit.job import JobDocument
 from tacit.manifest import Manifest
 from tacit.messages import Assignment

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_client.ledger.home_key import home_key
 from edge_client.policy.document import PolicyDocument
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import population_of, units_of
 from tacit.mechanism import Unit
 from tacit.validation import MetricNoise

@@ -16,7 +16,7 @@ from edge_client.session.kept_back import KeptBack
 from learning.artifacts import Blob, checked_manifest, checked_values, fetch_frozen, fetch_tokenizer
 from learning.backbones.onnx_features import OnnxBackbone
 from learning.prompts.features import FeatureStore
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument
 from tacit.manifest import Manifest

@@ -69,8 +69,8 @@ from learning.survey.counts import counts_of
 from learning.synthesis.setting import promise_of
 from learning.text.cloze import TemplateInvalid
 from learning.text.corpus import EncodedExamples, encoder_of
-from learning.text.data import ColumnMissing, DataInvalid, Example, check_dialogues, check_labels, check_pairs
 from learning.text.encoder import TokenizerInvalid, VocabularyInvalid
+from learning.text.examples import ColumnMissing, DataInvalid, Example, check_dialogues, check_labels, check_pairs
 from learning.text.persons import population_of, unit_of_job
 from learning.text.tables import TableInvalid
 from learning.training.outcome import (

@@ -5,7 +5,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from learning.text.data import DataInvalid, Example, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import DataInvalid, Example
 
 __all__ = ["MEMBERS", "DemoData", "choose_data"]
 

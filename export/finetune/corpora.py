@@ -19,7 +19,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from learning.text.data import DataInvalid, Example, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import DataInvalid, Example
 from tacit.authorities import Authorities, AuthoritiesInvalid
 from tacit.certificates import certificate_from_pem
 from tacit.corpus import CorpusStatement, Promise

@@ -36,8 +36,9 @@ from export.finetune.words import base_pieces, words_of_corpora
 from export.onnx import export_module
 from export.predictor import Predictor
 from learning.text.corpus import encoder_of
-from learning.text.data import DataInvalid, Example, check_labels, data_digest, label_places, read_examples
+from learning.text.data import data_digest, read_examples
 from learning.text.encoder import TextEncoder
+from learning.text.examples import DataInvalid, Example, check_labels, label_places
 from learning.training.device import pick_device
 from tacit.bundle import check_place, read_bundle, write_bundle
 from tacit.corpus import Promise

@@ -10,7 +10,7 @@ from learning.auditing.reconstruction import NOT_SHARED, words_by_rows
 from learning.auditing.rehearsal import Cast, cast_of, rehearse, runs_within
 from learning.auditing.report import Outcome, outcome
 from learning.auditing.subject import Subject, claim_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import RandomSource
 from tacit.prompt import reads_pairs
 

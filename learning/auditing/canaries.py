@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import RandomSource
 
 __all__ = ["TooFewWords", "absent", "coins_of", "make_canaries", "with_coins"]

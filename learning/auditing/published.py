@@ -15,7 +15,7 @@ from learning.auditing.planted import PLANTED
 from learning.auditing.report import Outcome, outcome
 from learning.auditing.statistics import Guesses, guessed
 from learning.auditing.subject import Subject
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import RandomSource
 from tacit.job import JobDocument, Training
 from tacit.mechanism import NoMechanism

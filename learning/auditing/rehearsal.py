@@ -33,7 +33,7 @@ from learning.auditing.membership import rmia_scores, threshold_scores
 from learning.auditing.statistics import Guesses, area_under_curve, guessed, shares_of
 from learning.auditing.subject import Subject
 from learning.models.division import EMBEDDING
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import RandomSource
 from tacit.manifest import Manifest
 

@@ -21,7 +21,7 @@ from learning.models.assembly import NOTHING, assembled
 from learning.prompts.features import FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel as PromptedModule
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import population_of, unit_of_job
 from learning.training.local import logits_of
 from learning.training.update import train_update

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from learning.text.data import DataInvalid, read_text
+from learning.text.examples import DataInvalid
+from learning.text.textual import read_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
 from learning.text.encoder import TextEncoder
+from learning.text.examples import Example
 from learning.text.persons import persons_of
 from tacit.mechanism import Unit
 from tacit.survey import MAX_LENGTH, Histogram, LabelHistogram, LengthHistogram, RowHistogram, Survey, UnknownHistogram

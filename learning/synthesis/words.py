@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.text.coverage import Coverage
-from learning.text.data import TextRow
 from learning.text.encoder import PAD, UNKNOWN, TextEncoder, TokenizerInvalid, check_own_form
+from learning.text.examples import TextRow
 
 __all__ = ["PAD_ID", "UNKNOWN_ID", "PublicWords", "VocabularyNotPublic", "public_words"]
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from learning.text.cloze_tokenizer import Family, family_of
 from learning.text.coverage import Coverage
-from learning.text.data import TextRow
 from learning.text.encoder import RowLayout, TokenizerInvalid
+from learning.text.examples import TextRow
 from tacit.prompt import PromptedModel, Template
 from toolkit.several import check_several
 

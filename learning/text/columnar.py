@@ -4,7 +4,7 @@ Guarantees: a process of its own decodes the file (`learning.text.columnar_reade
 kernel enforces. So a damaged file, or one that unpacks to far more than it claims, costs a sentence and not this
 process. Rows arrive one by one. The sentences quote nothing of the file.
 
-Leaves to others: what a row must have (`learning.text.data`), which treats these rows as those of other formats.
+Leaves to others: what a row must have (`learning.text.row`), which treats these rows as those of other formats.
 """
 
 import json

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from learning.prompts.features import FeatureStore
 from learning.text.cloze import ClozeEncoder
 from learning.text.coverage import Coverage
-from learning.text.data import DataInvalid, Example, dialogue_of, label_places, text_rows
 from learning.text.dialogue import Dialogue, DialogueEncoder
 from learning.text.encoder import TextEncoder
+from learning.text.examples import DataInvalid, Example, dialogue_of, label_places, text_rows
 from learning.text.persons import persons_of
 from tacit.generation import Generate
 from tacit.job import JobDocument, JobSpec

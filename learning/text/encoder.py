@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from learning.text.coverage import Coverage
-from learning.text.data import DataInvalid, TextRow, read_text
+from learning.text.examples import DataInvalid, TextRow
+from learning.text.textual import read_text
 from tacit.reading import shortened
 from toolkit.several import check_several
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import NoMechanism, Unit
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.text.data import Example
+from learning.text.examples import Example
 
 __all__ = ["Split", "unit_of"]
 

@@ -17,7 +17,7 @@ from benchmarks.library.simulation import Member, corpora_of, federate, play_rou
 from benchmarks.prompts.triggers import Backdoor, Fitted, Kept, Probe, Scaled, fitted_factor, poisoned
 from coordinator.robust import shares
 from export.bundle import make_job_bundle, read_job_bundle
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.virtual_members import SeededRandom
 from tacit.job import JobSpec
 from tests.support.tiny_models import tokenizer_of

@@ -32,7 +32,7 @@ from edge_client.session.keeping import Keeper
 from learning.methods import Setting, phases_of
 from learning.models import build, division_of
 from learning.text.corpus import encoder_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.local import train
 from learning.training.start import first_private
 from tacit.job import JobDocument, Training

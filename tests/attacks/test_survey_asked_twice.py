@@ -18,7 +18,7 @@ from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer, noised
 from learning.survey.counts import counts_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.survey import LabelHistogram, Survey
 from tests.support.random_sources import Seeded

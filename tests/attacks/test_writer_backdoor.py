@@ -17,7 +17,7 @@ from benchmarks.prompts.triggers import Scaled
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.auditing.extraction import greedy
 from learning.models.assembly import NOTHING, whole_writer
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.turns import Dialogue
 from simulation.virtual_members import SeededRandom
 from tacit.job import JobSpec

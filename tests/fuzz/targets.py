@@ -46,7 +46,7 @@ from learning.backbones.onnx_features import check_graph
 from learning.text.cloze_tokenizer import check_cloze_form, own_form
 from learning.text.columnar import ColumnsInvalid, columnar_files
 from learning.text.columnar_reader import FileInvalid, write_rows
-from learning.text.data import DataInvalid, read_examples
+from learning.text.data import read_examples
 from learning.text.dialogue_tokenizer import check_dialogue_form, own_dialogue_form, parts_of, text_tokenizer
 from learning.text.encoder import (
     TextEncoder,
@@ -56,6 +56,7 @@ from learning.text.encoder import (
     read_vocabulary,
     wordpiece_tokenizer,
 )
+from learning.text.examples import DataInvalid
 from secure_agg import Layout, Segment
 from secure_agg.merkle import root_from_path
 from secure_agg.packing import packed_size, unpack_into

@@ -11,7 +11,7 @@ from coordinator.cli.common import operator_stub
 from edge_client.ledger.home_key import home_key
 from edge_client.session.answers import HeldAnswer
 from learning.models.assembly import whole_model
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.local import logits_of
 from learning.validation.split import Split, unit_of
 from tacit.blobs import fetch_blob

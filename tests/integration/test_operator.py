@@ -41,7 +41,7 @@ from coordinator.storage import Database, open_blobs, open_database, records
 from export.figures import EvaluationCut, Figures, figures_of
 from export.generating import ModelFailed
 from export.onnx import ParityFailed
-from learning.text.data import DataInvalid
+from learning.text.examples import DataInvalid
 from tacit import __version__
 from tacit.attempt import AttemptId
 from tacit.blobs import BlobNotThere, fetch_blob, put_blob

@@ -24,7 +24,8 @@ from export.figures_report import figures_json
 from export.predictor import Predictor
 from learning.models.assembly import whole_model
 from learning.text.composed import pieces_of
-from learning.text.data import label_ids, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import label_ids
 from learning.text.tables import entries_of
 from learning.training.local import logits_of
 from secure_agg import packed_size

@@ -26,7 +26,7 @@ from coordinator.rounds.in_memory import InMemory
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from export.bundle import make_job_bundle, read_job_bundle
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec

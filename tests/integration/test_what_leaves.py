@@ -41,8 +41,9 @@ from export.bundle import make_job_bundle
 from learning.accounting.events import DiscreteGaussianSum, SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
-from learning.text.data import data_digest, label_ids, read_examples
+from learning.text.data import data_digest, read_examples
 from learning.text.encoder import TextEncoder
+from learning.text.examples import label_ids
 from secure_agg import pack_in_place, packed_size, unpack_into
 from secure_agg.session import KEYS_BYTES, LOCKED_BYTES, NONCE_BYTES, SEALED_BYTES
 from secure_agg.shamir import SHARE_BYTES

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from learning.survey.counts import counts_of
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from tacit.survey import LabelHistogram, LengthHistogram, RowHistogram, Survey, UnknownHistogram, distance_of
 
 TOKENIZER = word_tokenizer(["one", "two"])

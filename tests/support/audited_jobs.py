@@ -11,7 +11,7 @@ import numpy as np
 
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.auditing.subject import Subject
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.rounds import backbone_of
 from tacit.job import JobSpec
 from tests.support.tiny_models import saved

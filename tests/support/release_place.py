@@ -16,7 +16,7 @@ from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import ledger_path
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.attempt import AttemptId
 from tacit.job import EarlierVersion
 from tacit.messages import Assignment

@@ -10,7 +10,7 @@ from edge_client.policy.policy import Policy
 from edge_client.session import states
 from learning.survey.answer import Answering, event_of_answer, noised
 from learning.survey.counts import counts_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.job import Deadlines, JobDocument, Rounds
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.model import NoModel

@@ -9,7 +9,7 @@ import numpy as np
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.update import train_update
 from tacit.job import JobSpec
 from tests.support.toy_texts import LABELS, LIST, Seeded, toy_texts

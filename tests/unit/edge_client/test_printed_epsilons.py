@@ -27,7 +27,7 @@ from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.auditing.report import Outcome, Report
 from learning.auditing.statistics import Guesses
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.manifest import Manifest
 from tests.support import party
 from tests.support.fleet import job_document

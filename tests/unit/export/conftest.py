@@ -9,7 +9,7 @@ import torch
 
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.onnx import ExportReport, export_model
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.job import JobSpec, VocabularyFile
 from tacit.model import TextCNNModel
 

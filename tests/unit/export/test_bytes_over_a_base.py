@@ -17,8 +17,8 @@ from edge_client.agent.dry_run import Plan
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
 from learning.text.encoder import wordpiece_tokenizer
+from learning.text.examples import Example
 from learning.training.start import first_private
 from learning.training.update import train_update
 from secure_agg import pack_in_place, packed_size

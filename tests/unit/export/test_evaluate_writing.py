@@ -16,8 +16,8 @@ from export.answer_figures import answer_figures, token_figures
 from export.evaluate_writing import Answering, WritingFigures, evaluate_generator, references_of
 from export.figures import EvaluationCut
 from export.generating import Generator, Sampling
-from learning.text.data import DataInvalid
 from learning.text.dialogue import DialogueEncoder
+from learning.text.examples import DataInvalid
 from learning.text.turns import Dialogue, Turn
 from tests.support.tiny_generators import causal_library_model, write_generator_of
 

@@ -22,7 +22,7 @@ from coordinator.cli.model import Format, Material, check_exportable, export_ver
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
 from export.generating import Generator
 from learning.backbones.packaged import PACKAGED
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, read_bundle, write_bundle
 from tacit.job import JobSpec

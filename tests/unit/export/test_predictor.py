@@ -13,8 +13,8 @@ from export.evaluate import evaluate_bundle
 from export.onnx import ExportReport
 from export.predictor import Predictor
 from learning.models import build, load_shared
-from learning.text.data import DataInvalid, Example, label_ids
 from learning.text.encoder import TextEncoder
+from learning.text.examples import DataInvalid, Example, label_ids
 from learning.training.local import evaluate
 from tacit.bundle import BundleInvalid
 

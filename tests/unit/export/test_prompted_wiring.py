@@ -37,7 +37,7 @@ from learning.models import values_of
 from learning.models.assembly import assembled
 from learning.prompts.assembly import build_prompted, shared_backbone
 from learning.text.corpus import EncodedExamples, encoder_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.blobs import BlobNotThere
 from tacit.bundle import BACKBONE_FILE, BundleInvalid, ModelFacts
 from tacit.documents import DocumentInvalid, sentence_of

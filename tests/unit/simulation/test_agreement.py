@@ -25,7 +25,7 @@ from edge_client.session.preparation import Preparer
 from export.bundle import read_job_bundle
 from export.evaluate_writing import evaluate_generator
 from learning.mechanisms.banded import best_coefficients
-from learning.text.data import DataInvalid
+from learning.text.examples import DataInvalid
 from learning.text.persons import unit_of_job, units_of
 from learning.text.turns import Dialogue
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared

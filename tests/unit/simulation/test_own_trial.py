@@ -10,8 +10,8 @@ import torch
 from coordinator.rounds.in_memory import InMemory
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.models import build, division_of
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer, wordpiece_tokenizer
+from learning.text.examples import Example
 from learning.training.outcome import TrainingDiverged
 from simulation import own_trial, table_attack
 from simulation.alone import alone_recipes

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.rounds.in_memory import InMemory
 from coordinator.rounds.masked_sum import MaskedSums
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.turns import Dialogue, Turn
 from simulation.engines import NoRoom, WorkersDied, local_engine, ray_engine, room_of
 from simulation.preparing import Engines, Shares, dealt, opened, parts_of, prepared

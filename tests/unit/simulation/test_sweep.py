@@ -7,7 +7,7 @@ import pytest
 
 from coordinator.rounds.in_memory import InMemory
 from learning.accounting.expected_noise import values_of_file
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.outcome import TrainingDiverged, TrainingLost
 from simulation.kept_features import SharedFeatures
 from simulation.suggestion import Situation, changed, suggest

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.home import in_a_members_home
 from simulation.sweep import Candidate, NothingTried, Scored, best_of, described
 from simulation.trial import Outcome, Rows, RowsUnfit, deal, divide, majority

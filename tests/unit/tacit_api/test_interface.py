@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tacit
-from learning.text.data import DataInvalid, read_data
+from learning.text.data import read_data
+from learning.text.examples import DataInvalid
 from learning.text.turns import Dialogue
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job

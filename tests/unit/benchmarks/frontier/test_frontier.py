@@ -18,7 +18,7 @@ from benchmarks.library.record import NoData, Results
 from learning.accounting.calibration import rounds_affordable
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training import local, update
 from tacit.prompt import LoRA
 from tests.support.tiny_models import saved, tokenizer_of

@@ -24,7 +24,7 @@ from learning.accounting.gate import PrivacyFilter
 from learning.accounting.spend import epsilon_pld
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.update import train_update
 from tacit.job import JobSpec
 from tacit.model import TextCNNModel

@@ -18,7 +18,7 @@ from coordinator.rounds.publish import GroupSum, ResultInvalid, next_version_of_
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.mechanisms.contribution import Update
 from learning.mechanisms.protection import protection_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import ContextInvalid
 from secure_agg.groups import draw_groups
 from simulation.virtual_members import Crew, Held, SeededRandom, World

@@ -15,7 +15,7 @@ from coordinator.rounds.masked_sum import Parties, masked_sum
 from coordinator.rounds.optimiser import StateNeeded, StateVectors
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.models.division import EMBEDDING
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.vocabulary import own_tokenizer
 from learning.training.start import first_private
 from secure_agg import SystemRandom

@@ -15,7 +15,7 @@ from benchmarks.private_vocabularies.embedding_divergence_tables import (
     draw_divergence,
 )
 from benchmarks.private_vocabularies.quality import Cell, Data, Recipe
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.virtual_members import Crew, States
 from tacit.method import FedAvg, FedVocab
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.library.record import Results
 from benchmarks.private_vocabularies import partition_kinds as bench
 from benchmarks.private_vocabularies.tables import draw_kinds, kind_rows
-from learning.text.data import Example
+from learning.text.examples import Example
 
 LABELS = ("HUM", "LOC", "NUM")
 ROWS = [Example(f"question {at}", LABELS[at % 3]) for at in range(2400)]

@@ -10,7 +10,7 @@ from benchmarks.library import minilm
 from benchmarks.private_vocabularies import pretrained as bench
 from benchmarks.private_vocabularies.pretrained import CELLS, cells_of, recipe_for, shared_of
 from benchmarks.private_vocabularies.quality import PAPER_TRANSFORMER, Cell, Data, measure
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.method import FedVocab
 
 KINDS = {"NUM": "how many 7 are there", "LOC": "where is the city", "HUM": "who is the man"}

@@ -15,7 +15,7 @@ from benchmarks.private_vocabularies.quality import Cell, Data, Recipe
 from benchmarks.private_vocabularies.round_variance_tables import draw_variance, variance_rows
 from learning.models import EVERYTHING_SHARED, build_blank
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.local import evaluate
 from simulation.virtual_members import Crew, cohort_of
 from tacit.method import FedAvg

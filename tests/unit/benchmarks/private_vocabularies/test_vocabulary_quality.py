@@ -16,7 +16,7 @@ from benchmarks.private_vocabularies.embedding_divergence import tables
 from benchmarks.private_vocabularies.quality import CELLS, Cell, Data, Recipe, cells_of, measure, shortened, stripped
 from benchmarks.private_vocabularies.report import PAGE
 from benchmarks.private_vocabularies.tables import accuracy_rows, sent_rows
-from learning.text.data import Example
+from learning.text.examples import Example
 from secure_agg import packed_size
 from simulation.virtual_members import Crew, Held
 from tacit.method import FedAvg, FedProx, FedRecon, FedVocab, LgFedAvg

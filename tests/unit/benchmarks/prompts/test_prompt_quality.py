@@ -51,8 +51,8 @@ from benchmarks.prompts.setup import (
 from benchmarks.prompts.tables import laplace_rows, quality_rows, sweep_rows
 from benchmarks.prompts.training import begun
 from learning.backbones.stored import digest_of
-from learning.text.data import Example
 from learning.text.encoder import wordpiece_tokenizer
+from learning.text.examples import Example
 from simulation.virtual_members import SeededRandom
 from tacit.mechanism import DpSgd, LaplaceUpdate
 from tacit.model import PromptedModel

@@ -55,7 +55,8 @@ from learning.accounting.events import SampledGaussian
 from learning.synthesis import published
 from learning.synthesis.labels import histogram_event
 from learning.synthesis.setting import NO_GUARANTEE, PublishedSetting
-from learning.text.data import Example, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import Example
 from secure_agg import packed_size
 from simulation.virtual_members import SeededRandom
 from tacit.model import RvaeModel

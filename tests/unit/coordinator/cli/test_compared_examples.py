@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import coordinator.cli  # noqa: F401  so that the module of the command is imported
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.turns import Dialogue
 from tacit.prompt import Generate, Head, LoRA, PromptedModel
 

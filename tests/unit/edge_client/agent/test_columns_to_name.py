@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from coordinator.cli import app
 from edge_client.agent.measuring import _read
 from edge_client.agent.runner import RunOptions, _rows_of
-from learning.text.data import DataInvalid
+from learning.text.examples import DataInvalid
 from simulation.trying import read_rows
 from tacit.job import JobSpec
 from tests.support.tried_jobs import WRITER

@@ -25,8 +25,8 @@ from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
 from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.protection import protection_of
 from learning.text.coverage import Coverage
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from secure_agg import pack_in_place
 from tacit.attempt import AttemptId
 from tacit.job import JobDocument

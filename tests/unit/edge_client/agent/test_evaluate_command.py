@@ -15,7 +15,8 @@ from edge_client.private_store.files import state_file
 from export.figures import figures_of
 from export.figures_report import figures_json
 from export.predictor import Predictor
-from learning.text.data import label_ids, read_examples
+from learning.text.data import read_examples
+from learning.text.examples import label_ids
 from learning.training.local import TrainingDiverged
 from tests.support import party
 from tests.support.own_models import MODEL, PASSPHRASE, ROWS

@@ -13,7 +13,7 @@ from edge_client.ledger.ledger import ledger_path
 from edge_client.policy.policy import Policy
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.rounding import rounded_up
 from tests.support import party
 from tests.support.measurements import bundled, measuring, varied

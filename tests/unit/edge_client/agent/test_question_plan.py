@@ -16,8 +16,8 @@ from edge_client.ledger.ledger import ledger_path
 from edge_client.policy.policy import Policy
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from secure_agg import pack_in_place
 from tacit.attempt import AttemptId
 from tacit.manifest import Manifest, Tensor

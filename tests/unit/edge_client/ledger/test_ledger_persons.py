@@ -23,7 +23,7 @@ from learning.accounting.events import FixedLotGaussian, SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.accounting.groups import of_person
-from learning.text.data import Example
+from learning.text.examples import Example
 
 ROWS = Limit(4.0, 1e-5)
 PERSONS = Limit(4.0, 1e-5, unit="person")

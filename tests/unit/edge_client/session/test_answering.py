@@ -25,8 +25,8 @@ from edge_client.session.kept_back import KeptBack
 from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from export.survey import make_survey
 from learning.survey.counts import counts_of
-from learning.text.data import Example
 from learning.text.encoder import TextEncoder
+from learning.text.examples import Example
 from tacit.attempt import AttemptId
 from tacit.messages import Assignment
 from tacit.reason import Reason

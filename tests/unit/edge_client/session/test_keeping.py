@@ -22,8 +22,8 @@ from edge_client.session.journal import Memory, Sent
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
 from learning.models import build
-from learning.text.data import Example
 from learning.text.encoder import VocabularyInvalid, word_tokenizer
+from learning.text.examples import Example
 from learning.text.tables import TableInvalid
 from tacit.attempt import AttemptId
 from tacit.documents import DocumentInvalid

@@ -8,7 +8,7 @@ import pytest
 from edge_client.ledger.store import LedgerDamaged
 from edge_client.policy.policy import Policy
 from edge_client.session.kept_back import KeptBack
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.validation import MetricNoise
 
 EXAMPLES = [Example(f"text {number}", "ab"[number % 2]) for number in range(2000)]

@@ -14,7 +14,7 @@ from edge_client.session.answers import HeldAnswer
 from edge_client.session.kept_back import KeptBack
 from learning.models.assembly import whole_model
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import units_of
 from learning.training.local import TrainingCancelled
 from learning.validation import measuring as rows

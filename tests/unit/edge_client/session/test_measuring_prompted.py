@@ -11,7 +11,7 @@ from edge_client.session.kept_back import KeptBack
 from edge_client.session.measuring import Measurer, Parts
 from learning.backbones.stored import read_backbone
 from learning.models.assembly import whole_model
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.local import logits_of
 from tacit.documents import DocumentInvalid
 from tests.support.measurements import measuring

@@ -24,8 +24,8 @@ from edge_client.session.kept_back import KeptBack
 from edge_client.session.preparation import ApprovalMissing, PreparationRefused, Preparer
 from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.correlated import CorrelatedSteps
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from learning.training.clipping import ModelUnsuitable
 from learning.training.local import TrainingDiverged
 from learning.training.outcome import VersionDiverged, recipe_of

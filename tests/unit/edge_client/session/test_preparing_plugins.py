@@ -20,7 +20,7 @@ from edge_client.session.preparation import ApprovalMissing, PreparationRefused,
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.plugins.installed import PluginUnusable
 from learning.plugins.loading import loaded
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.messages import Assignment

@@ -28,8 +28,8 @@ from learning.accounting.events import SampledGaussian
 from learning.causal.layers import CausalLayers
 from learning.mechanisms.contribution import segments
 from learning.prompts.injectors import Prompt
-from learning.text.data import Example
 from learning.text.dialogue import Dialogue
+from learning.text.examples import Example
 from learning.text.persons import units_of
 from tacit.attempt import AttemptId
 from tacit.job import JobSpec

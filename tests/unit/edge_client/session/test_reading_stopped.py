@@ -21,7 +21,7 @@ from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import Preparer
 from export.bundle import make_job_bundle, read_job_bundle
 from learning.prompts.features import FeatureStore
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.job import JobSpec
 from tacit.messages import Assignment
 from tests.support import party

@@ -10,7 +10,8 @@ import torch
 from export.finetune.corpora import read_corpora
 from export.finetune.run import PROVENANCE, Given, Provenance, Settings, finetune, promise_in_words
 from export.predictor import Predictor
-from learning.text.data import DataInvalid, data_digest
+from learning.text.data import data_digest
+from learning.text.examples import DataInvalid
 from tacit.bundle import BundleInvalid, read_bundle
 from tacit.documents import DocumentInvalid
 from tests.support import party

@@ -13,7 +13,7 @@ from export.finetune.corpora import (
     read_corpora,
     same_texts,
 )
-from learning.text.data import DataInvalid, Example
+from learning.text.examples import DataInvalid, Example
 from tacit.authorities import Authorities
 from tacit.corpus import LabelCount
 from tacit.identity import Role, sign

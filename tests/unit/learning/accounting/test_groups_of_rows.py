@@ -21,7 +21,7 @@ from learning.accounting.groups import of_person
 from learning.accounting.renyi import EventUnaccountable
 from learning.accounting.spend import epsilon_pld
 from learning.synthesis.labels import histogram_event
-from learning.text.data import Example
+from learning.text.examples import Example
 from tacit.mechanism import DpSgd, PersonRows
 
 DELTA = 1e-5

@@ -12,7 +12,7 @@ from learning.auditing.membership import rmia_scores, threshold_scores
 from learning.auditing.published import by_canaries, by_pairs
 from learning.auditing.rehearsal import MIN_ROWS, cast_of, runs_within
 from learning.auditing.statistics import each_confidence
-from learning.text.data import Example
+from learning.text.examples import Example
 from simulation.virtual_members import SeededRandom
 from tests.support.audited_jobs import KINDS, LABELS, NOISED, WORDS, broken, rows_of, subject_of
 

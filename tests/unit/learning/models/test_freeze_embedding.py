@@ -25,7 +25,7 @@ from learning.models import EVERYTHING_SHARED, ParametersDiffer, build, shared_p
 from learning.models.assembly import assembled
 from learning.models.division import EMBEDDING
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.update import train_update
 from tacit.documents import DocumentInvalid
 from tacit.job import JobDocument, JobSpec

@@ -19,7 +19,7 @@ from learning.models.assembly import whole_model
 from learning.prompts.features import FeatureStore, features_of, kind_of
 from learning.prompts.model import PromptedModel
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.kept import Kept
 from learning.training.outcome import TrainingCancelled
 from learning.training.update import train_update

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from learning.survey.counts import counts_of
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from tacit.survey import MAX_LENGTH, LabelHistogram, LengthHistogram, RowHistogram, Survey, UnknownHistogram
 
 TOKENIZER = word_tokenizer(["one", "two", "three"])

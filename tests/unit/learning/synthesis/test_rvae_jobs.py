@@ -22,7 +22,7 @@ from learning.synthesis.setting import NO_GUARANTEE
 from learning.synthesis.training import measure
 from learning.synthesis.words import VocabularyNotPublic
 from learning.text.corpus import EncodedExamples, words_of
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.local import TrainingCancelled
 from learning.training.update import TrainingLost
 from tacit.manifest import Manifest

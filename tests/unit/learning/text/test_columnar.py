@@ -19,16 +19,8 @@ import pytest
 from edge_client.ledger.overlap import Marks, marks_of
 from learning.text import columnar
 from learning.text.columnar_reader import MAX_CELL, FileInvalid, write_rows
-from learning.text.data import (
-    ColumnMissing,
-    DataInvalid,
-    Example,
-    RowInvalid,
-    check_labels,
-    data_digest,
-    read_data,
-    read_examples,
-)
+from learning.text.data import data_digest, read_data, read_examples
+from learning.text.examples import ColumnMissing, DataInvalid, Example, RowInvalid, check_labels
 from learning.text.persons import units_of
 from tests.support.places import ROOT
 

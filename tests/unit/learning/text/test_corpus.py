@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
 from learning.text.encoder import TextEncoder, TokenizerInvalid, word_tokenizer
+from learning.text.examples import Example
 from tests.unit.learning.mechanisms.test_mechanisms import GAUSSIAN, job
 
 TOKENIZER = word_tokenizer(["what", "is", "the", "city"])

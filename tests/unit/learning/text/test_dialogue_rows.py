@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from learning.text.data import (
+from learning.text.data import read_data
+from learning.text.dialogue import Dialogue, Turn
+from learning.text.examples import (
     ColumnMissing,
     DataInvalid,
     Example,
@@ -12,9 +14,7 @@ from learning.text.data import (
     check_dialogues,
     check_labels,
     dialogue_of,
-    read_data,
 )
-from learning.text.dialogue import Dialogue, Turn
 
 SECRET = "biopsy Mrs Almeida"
 ROWS = [("what is good?", "the food"), ("where?", "near, the river"), ("who?", None)]

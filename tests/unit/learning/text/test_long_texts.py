@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from learning.text.columnar_reader import MAX_CELL
-from learning.text.data import Example, RowInvalid, examples_of, read_data
+from learning.text.data import examples_of, read_data
+from learning.text.examples import Example, RowInvalid
 
 Row = dict[str, str]
 SHORT: Row = {"text": "short", "label": "A"}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learning.text.data import ColumnMissing, DataInvalid, Example, RowInvalid, read_data
+from learning.text.data import read_data
+from learning.text.examples import ColumnMissing, DataInvalid, Example, RowInvalid
 from learning.text.persons import RowsPerPerson, persons_of, population_of, units_of
 
 names = st.sampled_from(["ann", "ben", "", "ann ", "Ann", "日本"])

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.text.data import DataInvalid, Example, check_labels, data_digest, label_ids, read_examples, read_text
+from learning.text.data import data_digest, read_examples
+from learning.text.examples import DataInvalid, Example, check_labels, label_ids
+from learning.text.textual import read_text
 from tests.support.places import SHARED_DATA
 
 SECRET = "biopsy Mrs Almeida"

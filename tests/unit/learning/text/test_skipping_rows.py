@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learning.text.data import DataInvalid, Example, RowInvalid, Skipped, read_data
+from learning.text.data import Skipped, read_data
+from learning.text.examples import DataInvalid, Example, RowInvalid
 
 SECRET = "the heron stands"
 # Rows as bytes, and what is wrong with each.

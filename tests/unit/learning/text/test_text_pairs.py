@@ -45,17 +45,9 @@ from learning.mechanisms.contribution import segments
 from learning.text.cloze import ClozeEncoder
 from learning.text.cloze_tokenizer import own_form
 from learning.text.corpus import EncodedExamples
-from learning.text.data import (
-    ColumnMissing,
-    DataInvalid,
-    Example,
-    Rows,
-    check_pairs,
-    read_data,
-    read_examples,
-    text_rows,
-)
+from learning.text.data import Rows, read_data, read_examples
 from learning.text.encoder import TextEncoder
+from learning.text.examples import ColumnMissing, DataInvalid, Example, check_pairs, text_rows
 from tacit.documents import DocumentInvalid
 from tacit.job import JobSpec
 from tacit.messages import Assignment

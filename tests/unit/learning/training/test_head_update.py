@@ -27,7 +27,7 @@ from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import protection_of
 from learning.prompts.features import FeatureStore, kind_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import population_of, unit_of_job
 from learning.training import head_update
 from learning.training.head_update import train_head_update
@@ -350,7 +350,7 @@ from learning.backbones.onnx_features import OnnxBackbone
 from learning.mechanisms.correlated import CorrelatedSteps
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.text.persons import population_of, unit_of_job
 from learning.training.head_update import train_head_update
 from learning.accounting.gate import PrivacyFilter

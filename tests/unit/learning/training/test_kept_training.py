@@ -7,7 +7,7 @@ from export.bundle import make_job_bundle, read_job_bundle
 from learning.backbones.stored import read_backbone
 from learning.mechanisms.protection import protection_of
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training import divergence, outcome, update
 from learning.training import kept as kept_training
 from learning.training.kept import Kept

@@ -22,8 +22,8 @@ from learning.methods import Setting, phases_of
 from learning.models import EVERYTHING_SHARED, TextClassifier, build, division_of
 from learning.models.division import EMBEDDING
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from learning.training import local, task
 from learning.training.local import Progress, TrainingDiverged, train
 from learning.training.phases import Phase

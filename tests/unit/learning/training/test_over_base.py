@@ -15,7 +15,7 @@ from learning.mechanisms.protection import protection_of
 from learning.models.assembly import assembled
 from learning.models.division import EMBEDDING
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.training.update import train_update
 from tacit.job import JobSpec
 from tests.support.sum_fleet import SeededRandom

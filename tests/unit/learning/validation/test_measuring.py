@@ -12,8 +12,8 @@ from learning.mechanisms.protection import protection_of
 from learning.models import build, shared_parameters
 from learning.models.assembly import assembled
 from learning.text.corpus import EncodedExamples
-from learning.text.data import Example
 from learning.text.encoder import word_tokenizer
+from learning.text.examples import Example
 from learning.training import flushing
 from learning.training.local import TrainingCancelled, logits_of
 from learning.training.update import train_update

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from learning.text.data import Example
+from learning.text.examples import Example
 from learning.validation.split import Split, unit_of
 
 KEY = bytes(range(32))
