@@ -409,7 +409,9 @@ def _print_verdict(where: str, verdict: "LedgerVerdict") -> None:
     from tacit.heads import KeptHead
 
     state = verdict.state
-    if verdict.sound:
+    if verdict.sound and state.opened is None:
+        typer.echo(f"{where}: no record yet")
+    elif verdict.sound:
         typer.echo(f"{where}: sound; {state.sequence} records, {len(state.receipts)} receipts, from the first one on")
         if verdict.kept is not None:
             typer.echo(f"  the kept head is that of record {verdict.kept}: nothing up to it was changed or cut off")

@@ -1,5 +1,6 @@
 """Random keys of a home, each in a file of its own that is made on the first call and never changed."""
 
+import fcntl
 import secrets
 from pathlib import Path
 
@@ -12,7 +13,7 @@ _KEY_BYTES = 32
 
 
 def home_key(path: Path, lost: str) -> bytes:
-    """The key in a file, drawn on the first call.
+    """The key in a file, drawn on the first call. Of several first calls at once, in any processes, one draws it.
 
     Args:
         path: the file.
@@ -28,10 +29,19 @@ def home_key(path: Path, lost: str) -> bytes:
     try:
         make_folder(path.parent)
         if not path.exists():
-            durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")
+            _draw(path)
         key = path.read_bytes()
     except OSError as error:
         raise LedgerUnwritable(f"{path} cannot be created or read: {error.strerror}") from error
     if len(key) != _KEY_BYTES:
         raise LedgerDamaged(f"{path} is damaged. Remove it; {lost}")
     return key
+
+
+def _draw(path: Path) -> None:
+    # No ledger has a lock of this name, whatever its data set is called.
+    with path.with_name(f".{path.name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another call may have drawn it meanwhile, and may have used it.
+        if not path.exists():
+            durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")

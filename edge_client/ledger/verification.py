@@ -32,6 +32,7 @@ from edge_client.ledger.gate import Gate
 from edge_client.ledger.history import check_pin, pin_of, records_of
 from edge_client.ledger.ledger import gate_digest
 from edge_client.ledger.overlap import digest_of_marks
+from edge_client.ledger.pin import NoPin, Pin
 from edge_client.ledger.receipt_book import ReceiptBook
 from edge_client.ledger.receipts import (
     HISTOGRAM,
@@ -97,6 +98,8 @@ _Receipts = Callable[[ReceiptKept], tuple[bytes, bytes]]
 def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = None) -> LedgerVerdict:
     """Verifies a ledger's file and its pin, and its receipts if their folder is given.
 
+    A file without a record is sound if it has no pin: a process that is killed at its first start leaves one.
+
     Args:
         path: the ledger's file.
         receipts: HOME/receipts.
@@ -107,6 +110,12 @@ def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = Non
         LedgerNewer: newer software wrote the file.
         LedgerUnwritable: the file cannot be read.
     """
+    # Before the file, since a running member appends before it pins.
+    pin: Pin | NoPin | LedgerError
+    try:
+        pin = pin_of(path)
+    except LedgerError as error:
+        pin = error
     with reading(path) as store:
         found = _Findings(head)
         for line in store.sound():
@@ -114,7 +123,9 @@ def verify(path: Path, receipts: Path | None = None, head: KeptHead | None = Non
         _replay(found, ((line, sequence, digest) for sequence, line, digest in store.rows()))
         _check_marks(found, store.marks())
         try:
-            check_pin(path, found.state, pin_of(path), store.digest)
+            if isinstance(pin, LedgerError):
+                raise pin
+            check_pin(path, found.state, pin, store.digest)
         except LedgerError as error:
             found.problem("pin", str(error))
     if receipts is None:
@@ -156,6 +167,8 @@ def verify_export(lines: Iterable[bytes], head: KeptHead | None = None) -> Ledge
         except (ValueError, RecursionError, CertificateMissing):
             found.problem(f"line {number}", "it cannot be read")
     _replay(found, rows)
+    if not rows:
+        found.problem("file", "there is no record; export the ledger again")
 
     def text_of(kept: ReceiptKept) -> tuple[bytes, bytes]:
         if kept.receipt not in texts:
@@ -252,10 +265,7 @@ def _replay(found: _Findings, rows: Iterable[_Row]) -> None:
         found.problem("file", str(error))
         return
     _check_head(found)
-    if found.state.opened is None:
-        found.record = 1
-        found.problem("record 1", "there is no record")
-    elif found.state.opened.orders != gate_digest():
+    if found.state.opened is not None and found.state.opened.orders != gate_digest():
         found.problem("record 1", "the ledger was opened with other numbers than those of this software's gate")
     for number, attempt in sorted(found.state.unsettled):
         found.notes.append(f"reservation {number}, attempt {attempt}: charged, and its end is not known yet")

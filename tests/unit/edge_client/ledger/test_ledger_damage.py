@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from edge_client.ledger import verification
 from edge_client.ledger.chain import ZERO, Purpose, Released, record_after, record_from
 from edge_client.ledger.history import LedgerRolledBack
 from edge_client.ledger.ledger import (
@@ -26,7 +27,7 @@ from edge_client.ledger.ledger import (
 )
 from edge_client.ledger.pin import pin_path
 from edge_client.ledger.store import reading
-from edge_client.ledger.verification import verify
+from edge_client.ledger.verification import verify, verify_export
 from learning.accounting.events import SampledGaussian
 from learning.accounting.spend import Limit
 
@@ -533,3 +534,25 @@ def test_a_foreign_connection_cannot_rewrite_the_records(tmp_path, attack):
     foreign.close()
     with opened(tmp_path) as ledger:
         release(ledger)
+
+
+def test_a_ledger_that_grows_while_it_is_verified_is_sound(tmp_path, monkeypatch):
+    """The member goes on meanwhile, so its pin may be ahead of the records that were read."""
+    check = verification._check_marks
+    with opened(tmp_path) as ledger:
+        release(ledger)
+
+        def grown(*found):
+            release(ledger)
+            check(*found)
+
+        monkeypatch.setattr(verification, "_check_marks", grown)
+        verdict = verify(ledger.path)
+        assert verdict.problems == ()
+        assert verdict.state.sequence < ledger.sequence
+
+
+def test_an_export_without_a_record_is_no_export():
+    assert [str(problem) for problem in verify_export([]).problems] == [
+        "file: there is no record; export the ledger again"
+    ]

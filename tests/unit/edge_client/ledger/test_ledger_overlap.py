@@ -2,7 +2,10 @@
 
 import hmac
 import sqlite3
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +48,21 @@ def test_marks_under_another_key_cannot_be_compared(tmp_path):
         one.data_seen(marks_of(marks_key(tmp_path / "here" / "ledgers"), ["a"]))
         two.data_seen(marks_of(marks_key(tmp_path / "there" / "ledgers"), ["a"]))
         assert one.overlap([two.path]) == {"two": None}
+
+
+def test_first_calls_at_once_have_one_key(tmp_path):
+    """Two data sets of a home may start together; with keys of their own, their examples could never be compared."""
+    threads = 8
+    start = threading.Barrier(threads)
+
+    def key_of(folder: Path) -> bytes:
+        start.wait()
+        return marks_key(folder)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for attempt in range(20):
+            folder = tmp_path / str(attempt)
+            assert len(set(pool.map(key_of, [folder] * threads))) == 1
 
 
 def test_a_mark_is_computed_as_documented(tmp_path):
