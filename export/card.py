@@ -37,6 +37,7 @@ __all__ = [
     "privacy_lines",
     "provenance_lines",
     "row_lines",
+    "trained_by",
     "transformers_card",
 ]
 
@@ -55,6 +56,7 @@ class Origin:
         withdrawn: how many members withdrew whose updates are in it, or in a version that it was made from.
         successors: jobs that started anew from a version that holds updates of fewer of them.
         averaged: numbers of the versions whose average it is, in order; the other numbers are then the newest one's.
+        simulated: whether no member had a part in it: a simulation made it, with noise from a seed.
     """
 
     number: int | None = None
@@ -64,6 +66,7 @@ class Origin:
     withdrawn: int | None = None
     successors: tuple[str, ...] = ()
     averaged: tuple[int, ...] = ()
+    simulated: bool = False
 
 
 # What an export knows of a version if nobody says more.
@@ -134,10 +137,10 @@ def onnx_card(document: JobDocument, facts: ModelFacts, origin: Origin, rows: Ro
         document.name,
         "onnx",
         [
-            *_job(document),
+            *_job(document, origin),
             *_private(facts.private),
             *provenance_lines(document, facts.version, origin),
-            *privacy_lines(document),
+            *privacy_lines(document, origin),
             *_labels(document.labels),
             *file_lines(first | files),
             *_inputs(rows, document.model.template_text if isinstance(document.model, PromptedModel) else None),
@@ -202,9 +205,9 @@ def transformers_card(
         document.name,
         library,
         [
-            *_job(document),
+            *_job(document, origin),
             *provenance_lines(document, version, origin),
-            *privacy_lines(document),
+            *privacy_lines(document, origin),
             *_labels(document.labels),
             *file_lines(files),
             *run,
@@ -223,7 +226,14 @@ def page(name: str, library: str, lines: Sequence[str], task: str = "text-classi
     return ("\n".join([*head, *lines]).rstrip() + "\n").encode()
 
 
-def _job(document: JobDocument) -> list[str]:
+def trained_by(document: JobDocument, origin: Origin) -> str:
+    """Who trained a version, up to the colon behind which a card says how."""
+    if origin.simulated:
+        return f"A simulation of the job `{document.name}` trained it on one machine:"
+    return f"Members of a Tacit federation trained it together in the job `{document.name}`, each on its own data:"
+
+
+def _job(document: JobDocument, origin: Origin) -> list[str]:
     model = document.model
     what = "a pair of texts" if isinstance(model, PromptedModel) and model.template.pairs else "a text"
     kind = f"`{described(model)}`"
@@ -232,9 +242,8 @@ def _job(document: JobDocument) -> list[str]:
             f" (`{model.injection.name}` on a frozen `{(model.config or {}).get('model_type')}`, `{model.task.name}`)"
         )
     return [
-        f"It labels {what} with one of {len(document.labels)} labels. Members of a Tacit federation trained it "
-        f"together in the job `{document.name}`, each on its own data: method `{document.method.name}`, model {kind}, "
-        f"{document.values:,} shared values.",
+        f"It labels {what} with one of {len(document.labels)} labels. {trained_by(document, origin)} method "
+        f"`{document.method.name}`, model {kind}, {document.values:,} shared values.",
         "",
     ]
 
@@ -272,7 +281,8 @@ def provenance_lines(document: JobDocument, version: bytes, origin: Origin) -> l
         table["rounds"] = f"{origin.round} of {document.rounds.count}"
     else:
         table["rounds"] = f"at most {document.rounds.count}"
-    table["members"] = f"at least {document.rounds.min_members} in each round's sum"
+    virtual = "virtual ones, " if origin.simulated else ""
+    table["members"] = f"{virtual}at least {document.rounds.min_members} in each round's sum"
     if origin.members is not None:
         table["members"] += f", {origin.members} in the last"
     if origin.withdrawn:
@@ -309,9 +319,17 @@ def _backbone(model: PromptedModel, digest: bytes) -> str:
     return f"{named}; SHA-256 `{digest.hex()}` of its canonical file"
 
 
-def privacy_lines(document: JobDocument) -> list[str]:
-    """The section on what the job promises its members."""
+def privacy_lines(document: JobDocument, origin: Origin) -> list[str]:
+    """The section on what the job promises its members; of a simulated version, that it promises nothing."""
     mechanism = document.mechanism
+    if origin.simulated:
+        return [
+            "## Privacy",
+            "",
+            f"None. Mechanism: `{mechanism.name}`, simulated: all noise follows from a public seed, so it protects "
+            "nobody. The rows that the model was trained on must be public, or the operator's own.",
+            "",
+        ]
     return [
         "## Privacy",
         "",

@@ -8,7 +8,16 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from export.card import NO_TELEMETRY, Origin, base_arguments, file_lines, page, privacy_lines, provenance_lines
+from export.card import (
+    NO_TELEMETRY,
+    Origin,
+    base_arguments,
+    file_lines,
+    page,
+    privacy_lines,
+    provenance_lines,
+    trained_by,
+)
 from learning.backbones.packaged import packaged_as
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, GeneratorFacts
@@ -138,18 +147,17 @@ def _whole(
         kind, how = str((model.config or {}).get("model_type")), model.injection.name
         template = json.dumps(model.task.template.model_dump(mode="json"), ensure_ascii=False, sort_keys=True)
         cut = model.max_tokens
+    bounded = "" if origin.simulated else " Only noise bounds that, and only as far as each member's own epsilon says."
     return page(
         document.name,
         library,
         [
-            f"It writes a response to a prompt. Members of a Tacit federation trained it together in the job "
-            f"`{document.name}`, each on its own data: method `{document.method.name}`, `{how}` on a frozen `{kind}`, "
-            f"{document.values:,} shared values.",
+            f"It writes a response to a prompt. {trained_by(document, origin)} method `{document.method.name}`, "
+            f"`{how}` on a frozen `{kind}`, {document.values:,} shared values.",
             "",
             *provenance_lines(document, version, origin),
-            *privacy_lines(document),
-            "A model that writes can repeat what it was trained on. Only noise bounds that, and only as far as each "
-            "member's own epsilon says.",
+            *privacy_lines(document, origin),
+            f"A model that writes can repeat what it was trained on.{bounded}",
             "",
             *file_lines(files),
             "## Template",

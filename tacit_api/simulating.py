@@ -71,6 +71,8 @@ class Simulated:
     def export(self, out: str | Path, number: int | None = None) -> Path:
         """Writes a version as ONNX with its tokenizer, for `tacit.load` and `edge_client predict`.
 
+        Its README says that it is simulated and promises nothing.
+
         Args:
             out: the folder to create.
             number: of the version; None: the last.
@@ -89,7 +91,7 @@ class Simulated:
         bundle = read_job_bundle(self.folder / "bundle")
         parts = bundle.document, bundle.manifest, self._bytes(number), bundle.public_tokenizer, Path(out)
         # Each round makes one version.
-        more: dict[str, Any] = {"origin": Origin(number, round=number)}
+        more: dict[str, Any] = {"origin": Origin(number, round=number, simulated=True)}
         if (backbone := backbone_of(bundle)) is not None:
             more["backbone"] = backbone
         if writes(self.job.model):

@@ -254,6 +254,21 @@ def test_a_card_says_where_the_version_comes_from(job: JobBundle, encoder) -> No
     assert "0 of 20: it is the start" in card(job.document, Origin(0, 0, 5), encoder)
 
 
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_card_of_a_simulated_version_promises_nothing(name, job: JobBundle, encoder) -> None:
+    """Its noise follows from a seed, and nobody took part."""
+    mechanism, said_of_members = MECHANISMS[name]
+    found = card(changed(job.document, mechanism=mechanism), Origin(4, 5, simulated=True), encoder)
+    for said in (
+        f"A simulation of the job `{job.document.name}` trained it on one machine: method",
+        "| members | virtual ones, at least 3 in each round's sum |",
+        f"None. Mechanism: `{name}`, simulated: all noise follows from a public seed",
+    ):
+        assert said in found
+    for claimed in (said_of_members, "Members of a Tacit federation", "Each member", "Secure aggregation", "ledger"):
+        assert claimed not in found
+
+
 def test_only_a_members_own_export_is_called_private(job: JobBundle, encoder) -> None:
     assert "private parameters of one member" in card(job.document, encoder=encoder, private=True)
     assert "private parameters" not in card(job.document, encoder=encoder)

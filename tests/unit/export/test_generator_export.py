@@ -20,8 +20,11 @@ from safetensors.numpy import load_file, save_file
 
 from coordinator.cli.model import Format, Material, check_exportable, export_version
 from export.bundle import JobBundle, make_job_bundle, read_job_bundle
+from export.card import Origin
 from export.generating import Generator
+from export.writer_card import generator_card
 from learning.backbones.packaged import PACKAGED
+from learning.text.dialogue import DialogueEncoder
 from learning.text.examples import Example
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, read_bundle, write_bundle
@@ -137,6 +140,16 @@ def test_onnx_answers_as_its_readme_says(version: Material, tmp_path: Path) -> N
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "pipeline_tag: text-generation" in card
     assert "<|im_start|>" in card
+
+
+def test_the_card_of_a_simulated_version_promises_nothing(version: Material, onnx: Path) -> None:
+    facts = read_bundle(onnx, "generator").index.generator
+    assert facts is not None
+    encoder = DialogueEncoder(version.tokenizer, facts.template, facts.max_tokens)
+    card = generator_card(version.document, facts, Origin(simulated=True), encoder).decode()
+    assert "A simulation of the job `desk` trained it on one machine: method" in card
+    assert "A model that writes can repeat what it was trained on." in card
+    assert not [said for said in ("Members of", "epsilon", "Secure aggregation") if said in card]
 
 
 def test_every_format_writes_the_same_answer(version: Material, onnx: Path, base: Path, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
     card = (folder / "README.md").read_text()
     assert "| version | 2, `" in card
     assert "| rounds | 2 of 2 |" in card
+    assert "A simulation of the job" in card
     model = tacit.load(folder)
     assert model.labels == ("day", "night")
     (answer,) = model.predict(["the sun was bright"])
