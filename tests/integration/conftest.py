@@ -14,7 +14,7 @@ _LONGEST = (
     "test_certificates",
     "test_federation",
     "test_privacy",
-    "test_operator",
+    "test_operator_versions",
     "test_secrets",
     "test_synthesis",
     "test_faults_members",
