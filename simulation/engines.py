@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, Protocol
 
+from toolkit.install import install_with
+
 __all__ = ["Engine", "NoRoom", "RayMissing", "WorkersDied", "local_engine", "ray_engine", "room_of"]
 
 # A call that kills its worker each time would never end.
@@ -293,7 +295,7 @@ def ray_engine(
     try:
         import ray
     except ImportError:
-        raise RayMissing("Ray is not installed; pip install 'tacit-federation[ray]', or use --engine local") from None
+        raise RayMissing(f"Ray is not installed; {install_with('ray')}, or use --engine local") from None
     ours = not ray.is_initialized()
     if ours:
         settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}

@@ -1,13 +1,15 @@
 """Prepares a simulation from a job, rows and options: the bundle, the rows' parts, the members, the engine."""
 
 import fcntl
+import hashlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from learning.backbones.collection import Collection
 from learning.text.examples import Example
@@ -20,10 +22,13 @@ from simulation.trial import Rows, divide
 from simulation.trying import check_rows
 from simulation.virtual_members import Crew, Worker
 from tacit.documents import DocumentInvalid
-from tacit.job import JobDocument, JobSpec
-from tacit.prompt import writes
+from tacit.job import JobDocument, JobSpec, VocabularyFile
+from tacit.prompt import Head, PromptedModel, writes
 
 __all__ = ["Engines", "Prepared", "Shares", "dealt", "opened", "parts_of", "prepared"]
+
+
+EngineName = Literal["local", "ray"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Engines:
         device: where members train.
     """
 
-    name: Literal["local", "ray"] = "local"
+    name: EngineName = "local"
     workers: int = 1
     address: str | None = None
     gpus: float = 0.0
@@ -215,7 +220,7 @@ def _prepared(
     from export.bundle import make_job_bundle, read_job_bundle
 
     target, kept = folder / "bundle", folder / "job.json"
-    written = job.model_dump_json()
+    written = json.dumps({"job": job.model_dump(mode="json"), "files": _files_of(job, base)})
     if not target.exists():
         # All or nothing: a bundle that was cut off is not taken for one.
         fresh = folder / ".bundle.new"
@@ -225,14 +230,35 @@ def _prepared(
         fresh.rename(target)
     elif not kept.exists() or kept.read_text(encoding="utf-8") != written:
         raise NotSimulated(
-            f"{folder} holds a simulation of another job, or of this one before it was changed; choose another folder "
-            "with --out, or remove it"
+            f"{folder} holds a simulation of another job, or of this one before it was changed, or a file that it "
+            "names; choose another folder with --out, or remove it"
         )
     try:
         document = read_job_bundle(target).document
     except DocumentInvalid as error:
         raise NotSimulated(f"{target} cannot be used ({error}); remove {folder} and simulate again") from error
     return Prepared(document, target, members, test)
+
+
+def _files_of(job: JobSpec, base: Path) -> dict[str, str | None]:
+    """Return SHA-256 of the files that the job names, in hexadecimal; None for one that cannot be read.
+
+    A base model is a folder of gigabytes, and is left out.
+    """
+    named: list[str | None] = []
+    if isinstance(job.vocabulary, VocabularyFile):
+        named += [job.vocabulary.file, job.vocabulary.pretrained]
+    if isinstance(job.model, PromptedModel) and isinstance(job.model.task, Head):
+        named.append(job.model.task.centre.file)
+    return {name: _digest(base / name) for name in named if name is not None}
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -270,6 +296,8 @@ def opened(
         raise NotSimulated(
             "--secure (secure= in Python) sums one cohort, and this job is in groups; leave the option out"
         )
+    if engines.name not in get_args(EngineName):
+        raise NotSimulated(f"{engines.name!r} is no engine; write {' or '.join(get_args(EngineName))}")
     with ExitStack() as held:
         held.enter_context(_alone(folder))
         engine: Engine | None = None

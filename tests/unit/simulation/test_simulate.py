@@ -348,6 +348,36 @@ def test_a_changed_job_does_not_go_on_in_an_old_folder(tmp_path):
         prepare(tmp_path, TOML.replace("learning_rate = 2.0", "learning_rate = 1.0"))
 
 
+def test_a_changed_word_list_does_not_go_on_in_an_old_folder(tmp_path):
+    """Its bundle would have the words of before, without a word about it."""
+    file, data = written_job(tmp_path)
+    job = JobSpec.from_toml(file)
+    rows, test = parts_of(read_rows(data, job, text="text", label="label"), test=0.2, seed=0)
+    given = job, tmp_path, rows, test, Shares(members=5), tmp_path / "first"
+    prepared(*given, seed=0)
+    words = tmp_path / "words.txt"
+    before = words.read_bytes()
+    words.write_bytes(before + b"more\n")
+    with pytest.raises(NotSimulated, match="or a file that it names"):
+        prepared(*given, seed=0)
+    words.write_bytes(before)
+    prepared(*given, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("engines", "says"),
+    [
+        (Engines("Ray", 2), "'Ray' is no engine; write local or ray"),
+        # As if it were not installed. Nothing is released, so an index would install a stranger's package.
+        (Engines("ray", 2), r"Ray is not installed; `.* '\.\[ray\]'` in Tacit's source folder, or use --engine local"),
+    ],
+)
+def test_an_engine_that_cannot_be_used(engines, says, made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=says):
+        play(made, tmp_path, engines=engines)
+
+
 def test_two_processes_at_once_do_not_mix_their_rounds(made, alone, tmp_path):
     taken = r"another simulation runs in .*; wait until it ends, or choose another folder"
     with opened(made, Plan(seed=3), Engines(), InMemory(), tmp_path) as simulation:
