@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from learning.text.data import examples_of
-from learning.text.examples import DataInvalid
+from learning.text.examples import DataInvalid, Example
 from learning.text.row import RowsFor
 from simulation.trial import Rows, column_of
 
@@ -52,12 +52,21 @@ def rows_of(
         turns: dict[str, Any] = {"prompt": prompt, "response": response, "messages": messages}
         turns["rows_for"] = rows_for or ("texts" if label is not None else "texts or dialogues")
         found = tuple(examples_of(rows, text=text, label=label, text_b=text_b, person=person, **turns))
-        values = () if column is None else column_of(examples_of(rows, text=text, label=column, **turns), column)
+        values = () if column is None else column_of(_sites(rows, column, text, turns), column)
     except DataInvalid as error:
         # The same sentences as of a command, with a function's arguments.
         said = re.sub(r"--([a-z]+)(-b)?", lambda option: f"{option[1]}{'_b' if option[2] else ''}=", str(error))
         raise DataInvalid(said) from None
     return Rows(found, values)
+
+
+def _sites(rows: list[dict[str, object]], column: str, text: str, turns: Mapping[str, Any]) -> list[Example]:
+    """Read the rows with the value of the column in place of the label. Raises DataInvalid."""
+    try:
+        return list(examples_of(rows, text=text, label=column, **turns))
+    except DataInvalid as error:
+        # The label's option does not name this column.
+        raise DataInvalid(str(error).replace("with --label", "with --column")) from None
 
 
 def _mappings(data: Data, text: str, label: str) -> Iterator[dict[str, object]]:
@@ -82,8 +91,8 @@ def _mappings(data: Data, text: str, label: str) -> Iterator[dict[str, object]]:
 
 
 def _plain(value: object) -> object:
-    """A cell as JSON has it: numpy's numbers are numbers."""
-    return cast(object, value.item()) if isinstance(value, np.generic) else value
+    """A cell as JSON has it: numpy's numbers are numbers, and its arrays lists."""
+    return cast(object, value.tolist()) if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _pair(row: object, text: str, label: str) -> Mapping[Any, Any]:

@@ -81,7 +81,7 @@ class Simulated:
             The folder.
 
         Raises:
-            ValueError: there is no such version, or the model cannot be exported.
+            ValueError: there is no such version, members keep a part of the model, or it cannot be exported.
         """
         from export.bundle import read_job_bundle
         from export.card import Origin
@@ -89,6 +89,11 @@ class Simulated:
 
         number = len(self.rounds) if number is None else number
         bundle = read_job_bundle(self.folder / "bundle")
+        if not bundle.document.complete:
+            raise ValueError(
+                f"members of job {self.job.name} keep a part of the model ({self.job.method.name}), so a version is no "
+                "whole model to export"
+            )
         parts = bundle.document, bundle.manifest, self._bytes(number), bundle.public_tokenizer, Path(out)
         # Each round makes one version.
         more: dict[str, Any] = {"origin": Origin(number, round=number, simulated=True)}

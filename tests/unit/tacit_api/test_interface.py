@@ -18,7 +18,7 @@ from tacit_api.jobs import read_job
 from tacit_api.rows import rows_of
 from tacit_api.torch_threads import threads_kept
 from tests.support.tiny_models import saved
-from tests.support.tried_jobs import TOML, written_job, written_rows
+from tests.support.tried_jobs import DIVERGES, TOML, written_job, written_rows
 
 
 def test_import_loads_nothing_heavy():
@@ -146,6 +146,28 @@ def test_a_version_leaves_as_onnx_and_is_loaded(found, tmp_path):
 def test_rows_that_cannot_be_used(data, says):
     with pytest.raises(DataInvalid, match=says):
         rows_of(data, text="text", label="label")
+
+
+def test_a_row_without_its_members_column_names_that_argument():
+    rows = [{"text": "the sun", "label": "day", "site": "north"}, {"text": "the moon", "label": "night"}]
+    with pytest.raises(DataInvalid, match=r"row 2: no column 'site'; .* Name yours with column="):
+        rows_of(rows, text="text", label="label", column="site")
+
+
+def test_a_frame_from_parquet_has_dialogues(tmp_path):
+    """pandas reads a column of lists as arrays."""
+    turns = [{"role": "user", "content": "Is it late?"}, {"role": "assistant", "content": "It is."}]
+    pandas.DataFrame({"messages": [turns, turns]}).to_parquet(tmp_path / "rows.parquet")
+    rows = rows_of(pandas.read_parquet(tmp_path / "rows.parquet"), text="text", label=None).examples
+    assert [each.dialogue for each in rows] == [Dialogue.of("Is it late?", "It is.")] * 2
+
+
+def test_a_version_that_is_no_whole_model_is_not_exported(tmp_path):
+    plain = DIVERGES.replace("learning_rate = 1000\nepochs = 30", "learning_rate = 0.05")
+    file, _ = written_job(tmp_path, plain + '[method]\nname = "lg-fedavg"\n')
+    simulated = tacit.simulate(file, written_rows(60), members=3)
+    with pytest.raises(ValueError, match=r"members of job tried keep a part of the model \(lg-fedavg\)"):
+        simulated.export(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
