@@ -65,12 +65,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from pydantic import ValidationError
+
 from learning.accounting.calibration import calibrate
 from learning.accounting.costs import Noised, adjacency_of, event_of_job, measured_round, releases_of
 from learning.accounting.events import PrivacyEvent
 from learning.accounting.expected_noise import Values
 from learning.accounting.planning import Setting, cost_of_job, noise_to_signal, with_multiplier
 from learning.accounting.spend import Limit
+from tacit.documents import DocumentInvalid, sentence_of
 from tacit.job import JobSpec
 from tacit.job_body import JobBody
 from tacit.job_parts import Schedule, Training
@@ -295,8 +298,11 @@ def with_noise_for(job: JobSpec, situation: Situation) -> JobSpec:
 
 
 def changed(job: JobSpec, **tables: object) -> JobSpec:
-    """Return the job with other tables, checked as a whole. Raises ValueError if they do not fit together."""
-    return JobSpec.model_validate({**{name: getattr(job, name) for name in job.model_fields_set}, **tables})
+    """Return the job with other tables, checked as a whole. Raises DocumentInvalid if they do not fit together."""
+    try:
+        return JobSpec.model_validate({**{name: getattr(job, name) for name in job.model_fields_set}, **tables})
+    except ValidationError as error:
+        raise DocumentInvalid(sentence_of(error)) from error
 
 
 def _noised(job: JobSpec, situation: Situation, epsilon: float) -> Suggestion:

@@ -37,6 +37,13 @@ def searched(name):
     return [line for line in map(json.loads, lines) if line.get("figure") == "validation_accuracy"]
 
 
+def test_a_job_that_the_numbers_do_not_fit_says_why_in_a_sentence():
+    job = JobSpec.from_toml(ROOT / "examples" / "fedvocab.toml")
+    with pytest.raises(ValueError, match=r"^vocabulary: a member's own vocabulary depends on all its texts") as refused:
+        suggest(job, Situation(300, 4, 4.0))
+    assert "pydantic" not in str(refused.value)
+
+
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 4.0, 8.0])
 def test_on_the_benchmarks_cells_the_suggestion_is_within_two_points_of_the_best(epsilon):
     """The benchmark measures both: `python -m benchmarks.institutional.dp --part suggested`.
