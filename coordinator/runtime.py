@@ -299,16 +299,23 @@ class Runtime:
                 f"there is no job named {name}; list the jobs with `coordinator job list`",
                 missing=True,
             )
-        status = driver.state.status
         allowed: dict[JobChange, tuple[JobStatus, ...]] = {
             "pause": (JobStatus.RUNNING,),
             "resume": (JobStatus.PAUSED,),
             "abort": (JobStatus.RUNNING, JobStatus.PAUSED),
         }
-        if status not in allowed[change]:
+        if (status := driver.state.status) not in allowed[change]:
             raise OperatorRefused(Reason.REASON_UNSPECIFIED, f"job {name} is {status}, so there is nothing to {change}")
         events: dict[JobChange, ev.Event] = {"pause": ev.Pause(), "resume": ev.Resume(), "abort": ev.Abort()}
-        await driver.carry_out(events[change])
+        try:
+            await driver.carry_out(events[change])
+        except Exception as error:
+            # The driver has logged it.
+            raise OperatorRefused(
+                Reason.REASON_INTERNAL,
+                f"the coordinator could not {change} job {name}, which is {driver.state.status} now: {error}; repair "
+                f"that and {change} it again",
+            ) from error
 
     def live_job(self, name: str) -> LiveJob | None:
         """Returns a job's current state."""

@@ -58,6 +58,7 @@ __all__ = ["JobDriver", "Ports", "state_of"]
 
 log = structlog.get_logger("coordinator.rounds")
 
+_Done = Callable[[Exception | None], None]
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -134,7 +135,7 @@ class JobDriver:
     def __init__(self, state: JobState, ports: Ports) -> None:
         self._state = state
         self._ports = ports
-        self._events: asyncio.Queue[tuple[ev.Event, Callable[[], None]]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[ev.Event, _Done]] = asyncio.Queue()
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._computing: set[asyncio.Task[None]] = set()
         # Events taken from the queue, the present one first, and the results worked out ahead for them.
@@ -167,15 +168,20 @@ class JobDriver:
         self._task = asyncio.create_task(self._run(), name=f"job {state.name}")
         self.post(ev.Started())
 
-    def post(self, event: ev.Event, done: Callable[[], None] = lambda: None) -> None:
-        """Queues an event; `done` is called once it is worked out."""
+    def post(self, event: ev.Event, done: _Done = lambda _: None) -> None:
+        """Queues an event; `done` is called once it is worked out, with the failure if the job paused over it."""
         self._events.put_nowait((event, done))
 
     async def carry_out(self, event: ev.Event) -> None:
-        """Queues an event and returns once its effects are done."""
-        done = asyncio.Event()
-        self.post(event, done.set)
-        await done.wait()
+        """Queues an event and returns once its effects are done.
+
+        Raises:
+            Exception: one of them failed, and the job is paused.
+        """
+        failures: asyncio.Queue[Exception | None] = asyncio.Queue()
+        self.post(event, failures.put_nowait)
+        if (failure := await failures.get()) is not None:
+            raise failure
 
     def uploaded(self, member: str, attempt: AttemptId, message: secure_agg.MaskedInput, digest: bytes) -> None:
         """A masked vector is completely spooled (`UploadSink`)."""
@@ -245,12 +251,14 @@ class JobDriver:
                 batch.append(self._events.get_nowait())
             self._taken = deque(event for event, _ in batch)
             for event, done in batch:
+                failure: Exception | None = None
                 try:
                     await self._step(event)
                 except Exception as error:  # noqa: BLE001  whatever it is, the other jobs go on
+                    failure = error
                     await self._failed(event, error)
                 self._taken.popleft()
-                done()
+                done(failure)
             self._measure()
             self._ports.changed()
 
@@ -298,7 +306,8 @@ class JobDriver:
         self._timers.clear()
         reason = Reason.REASON_INTERNAL
         members = self._state.members
-        if isinstance(event, ev.Connected | ev.Disconnected):
+        if isinstance(event, ev.Connected | ev.Disconnected | ev.Left):
+            # What these say of a member is so, and nobody says it again.
             halted = replace(self._state, status=JobStatus.PAUSED, phase=Halted())
             members = transition(halted, event, self._ports.now_ms())[0].members
         self._state = replace(self._state, status=JobStatus.PAUSED, reason=reason, phase=Halted(), members=members)

@@ -326,7 +326,7 @@ class MemberSessions:
                 self._count_privacy(session.member, message)
             if isinstance(message, Ready):
                 driver.reported(session.member, message.privacy)
-            driver.post(event, done)
+            driver.post(event, lambda _: done())
 
     def _count_privacy(self, member: str, message: FromMember) -> None:
         match message:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 
 import numpy as np
+import pytest
 
 import secure_agg
 from coordinator.domain.jobs import Exploded, JobStatus, Norms
@@ -17,7 +18,7 @@ from coordinator.rounds.uploads import UploadDesk
 from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import open_blobs, records
 from tacit.attempt import AttemptId
-from tacit.messages import AttemptMessage, AttemptOpened, JobEnded, Standby
+from tacit.messages import Assignment, AttemptMessage, AttemptOpened, JobEnded, Standby
 from tacit.reason import Reason
 from tests.support.databases import empty_database
 from tests.support.fleet import job_document
@@ -117,6 +118,42 @@ def test_a_failure_of_a_job_that_is_over_is_no_pause_whatever_fails_on_the_way(t
         async with asyncio.timeout(20):
             await driver.carry_out(ev.Disconnected("m0"))
         assert database.next == []
+        assert driver.state.status is JobStatus.ABORTED
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_a_member_that_left_stays_out_although_the_database_failed_at_that_moment(tmp_path):
+    """The other members are ready, so the attempt opens when it leaves. That cannot be stored, and the job pauses."""
+
+    async def run():
+        driver, database, sent = await started(tmp_path)
+        for name in ("m3", "m4"):
+            await driver.carry_out(ev.Connected(name, b"process" + name.encode()))
+        ready(driver, "m0", "m1", "m2", "m3")
+        database.next = [True]
+        with pytest.raises(OSError, match="no space left"):
+            await driver.carry_out(ev.Left("m4"))
+        assert driver.state.status is JobStatus.PAUSED
+        sent.clear()
+        await driver.carry_out(ev.Resume())
+        assert [name for name, message in sent if isinstance(message, Assignment)] == ["m0", "m1", "m2", "m3"]
+        await driver.stop()
+        database.real.close()
+
+    asyncio.run(run())
+
+
+def test_whoever_asked_for_a_change_hears_that_it_failed(tmp_path):
+    async def run():
+        driver, database, _ = await started(tmp_path)
+        database.next = [True]
+        with pytest.raises(OSError, match="no space left"):
+            await driver.carry_out(ev.Abort())
+        assert driver.state.status is JobStatus.PAUSED
+        await driver.carry_out(ev.Abort())
         assert driver.state.status is JobStatus.ABORTED
         await driver.stop()
         database.real.close()

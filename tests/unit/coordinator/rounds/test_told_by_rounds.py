@@ -78,7 +78,8 @@ def test_a_driver_reports_its_job_a_failure_and_its_return(tmp_path):
         # One failure: storing the attempt fails, then storing the pause works.
         database.failures = 1
         for name in ("m0", "m1", "m2"):
-            await driver.carry_out(ev.SaidReady(name, driver.state.round, driver.state.version))
+            driver.post(ev.SaidReady(name, driver.state.round, driver.state.version))
+        await driver.carry_out(ev.Cosigned())
         assert told("job_failures_total") == 1
         assert told("job_running") == 0
         assert told("attempts_open") != 1

@@ -304,6 +304,31 @@ def test_jobs_hear_of_a_revocation_although_the_roster_log_cannot_be_read(tmp_pa
     asyncio.run(run())
 
 
+def test_an_operator_hears_that_an_abort_failed(tmp_path, monkeypatch):
+    """The job is paused then. `member withdraw --restart` would otherwise start its successor beside it."""
+
+    async def run():
+        async with housed(tmp_path, monkeypatch) as house, operating(house) as (stub, _):
+            await with_a_job(house)
+            real, failures = records.set_job_status, [DatabaseUnusable("the disk is full")]
+
+            def full_once(*how):
+                if failures:
+                    raise failures.pop()
+                return real(*how)
+
+            monkeypatch.setattr(records, "set_job_status", full_once)
+            abort = operator_pb2.ChangeJobRequest(name="desk", change=operator_pb2.JOB_CHANGE_ABORT)
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await stub.ChangeJob(abort)
+            reason, sentence = reason_of(failed.value)
+            assert reason == Reason.REASON_INTERNAL
+            assert "could not abort job desk, which is paused now: the disk is full" in sentence
+            assert (await stub.ChangeJob(abort)).status == operator_pb2.JOB_STATUS_ABORTED
+
+    asyncio.run(run())
+
+
 # ---- a stopping coordinator
 
 
