@@ -243,6 +243,7 @@ class Runtime:
     def _session_opened(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
         admitted = [name for name in self.drivers if _admits(session, name)]
+        session.jobs = len(self.drivers)
         for name in admitted:
             self._connected(name, session)
         if not admitted:
@@ -250,11 +251,16 @@ class Runtime:
         self._note_change()
 
     def _connected(self, job: str, session: MemberSession) -> None:
-        """Tells a job of a member's session, or the member that the job asks it for nothing because it withdrew."""
-        if session.member not in self._left_out[job]:
-            self.drivers[job].post(ev.Connected(session.member, session.process))
-        else:
+        """Tells a job of a member's session, or the member that the job asks it for nothing: it withdrew, or the job is
+        over. Jobs that are over grow in number, and need to know of no member.
+        """
+        state = self.drivers[job].state
+        if session.member in self._left_out[job]:
             self._tell_withdrawn(job, session.member)
+        elif state.status.is_final:
+            self.sessions.send(session.member, JobEnded(job, state.reason, state.version))
+        else:
+            self.drivers[job].post(ev.Connected(session.member, session.process))
 
     def _tell_withdrawn(self, job: str, member: str) -> None:
         state = self.drivers[job].state
@@ -264,7 +270,8 @@ class Runtime:
         self.metrics.members_connected(len(self.sessions.connected))
         self.metrics.session_ended(word(session.goodbye.reason) if session.goodbye else "stream_ended")
         for driver in self.drivers.values():
-            driver.post(ev.Disconnected(session.member))
+            if not driver.state.status.is_final:
+                driver.post(ev.Disconnected(session.member))
         self._note_change()
 
     # ---- Live -----------------------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ seconds later. So does what the database committed although its answer was lost 
 authorities change, the coordinator first tells members, and only then lets the next authority issue. So connected
 members know that authority before they meet its first certificate.
 
-A check that fails is logged and repeated, and keeps no other one from running.
+A check that fails is logged and repeated, and keeps no other one from running. Nor does one that hangs, as one that
+asks a store may: the others wait for it a moment, once, and it is not begun again before it has ended.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -36,6 +38,8 @@ log = structlog.get_logger("coordinator")
 _LOOK = 2.0
 # Checks between two reads of all members (fewer if a member changed), and between two checks of the certificate.
 _FIGURES_EVERY, _CERTIFICATE_EVERY = 30, 1800
+# Seconds for which the others wait for a check, and after which the log has one that has not ended.
+_PATIENCE, _HANGS = 5.0, 60.0
 
 
 class Upkeep:
@@ -60,7 +64,7 @@ class Upkeep:
         self._metrics = metrics
         self._passphrase = passphrase
         self._seen = seen
-        self._certificate_due = self._members_changed = True
+        self._certificate_due = self._members_changed = self._store_due = True
         # The newest journal entry that was read, and the one in the folder's mark.
         self._entry: int | None = None
         self._marked: int | None = None
@@ -73,7 +77,10 @@ class Upkeep:
             "certificate": self._certificate,
             "figures": self._figures,
             "journal": self._journal,
+            "store": self._store,
         }
+        # By check: one that has begun and not ended, and since when.
+        self._under_way: dict[str, tuple[asyncio.Task[None], float]] = {}
         # By check: what was said of its failure, which repeats every few seconds.
         self._said: dict[str, str] = {}
 
@@ -82,42 +89,57 @@ class Upkeep:
         self._members_changed = True
 
     async def first_look(self) -> None:
-        """Runs every check once.
+        """Runs every check once, to its end.
 
         Raises:
             Exception: what the first one that failed raised.
         """
-        for failure in await self.look():
+        for failure in await self._look(None):
             raise failure
 
     async def run(self) -> None:
         """Runs every check every two seconds, some of them less often, until it is cancelled."""
         looks = 0
-        while True:
-            await self.look(certificate=looks % _CERTIFICATE_EVERY == 0, figures=looks % _FIGURES_EVERY == 0)
-            looks += 1
-            await asyncio.sleep(_LOOK)
+        try:
+            while True:
+                self._certificate_due |= looks % _CERTIFICATE_EVERY == 0
+                if looks % _FIGURES_EVERY == 0:
+                    self._members_changed = self._store_due = True
+                await self._look(_PATIENCE)
+                looks += 1
+                await asyncio.sleep(_LOOK)
+        finally:
+            for task, _ in self._under_way.values():
+                task.cancel()
 
-    async def look(self, *, certificate: bool = True, figures: bool = True) -> list[Exception]:
-        """Runs every check once, and returns what failed, in order. The log has a failure once.
+    async def _look(self, patience: float | None) -> list[BaseException]:
+        """Runs every check that is not under way, and returns what failed, in order. The log has a failure once.
 
         Args:
-            certificate: Whether to check the server's certificate.
-            figures: Whether to read all members.
+            patience: How many seconds to wait for a check. None: until it ends.
         """
-        self._certificate_due |= certificate
-        self._members_changed |= figures
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         for name, check in self._checks.items():
-            try:
-                await check()
-            except Exception as error:  # noqa: BLE001  whatever it is, the other checks go on
-                failures.append(error)
-                if self._said.get(name) != str(error):
-                    log.error("upkeep_failed", check=name, error=str(error))
-                self._said[name] = str(error)
+            begins = name not in self._under_way
+            if begins:
+                self._under_way[name] = asyncio.create_task(check(), name=f"upkeep {name}"), time.monotonic()
+            task, since = self._under_way[name]
+            await asyncio.wait({task}, timeout=patience if begins else 0)
+            if task.done():
+                del self._under_way[name]
+                # Whatever it is, the other checks go on.
+                failure = task.exception()
+            elif time.monotonic() - since < _HANGS:
+                continue
             else:
+                failure = TimeoutError(f"it has not ended for {_HANGS:g} seconds; the disk or the store may hang")
+            if failure is None:
                 self._said.pop(name, None)
+                continue
+            failures.append(failure)
+            if self._said.get(name) != str(failure):
+                log.error("upkeep_failed", check=name, error=str(failure))
+            self._said[name] = str(failure)
         return failures
 
     async def _operators(self) -> None:
@@ -223,8 +245,13 @@ class Upkeep:
             raise
         self._metrics.members(counts)
         self._metrics.member_certificates(expires)
+
+    async def _store(self) -> None:
+        if not self._store_due:
+            return
         if (stored := await self._runtime.store.apart.run(self._runtime.store.measure)) is not None:
             self._metrics.store_holds(*stored)
+        self._store_due = False
 
 
 def _number(entry: JournalEntry, name: str) -> int:

@@ -30,6 +30,11 @@ class JobStatus(StrEnum):
     FINISHED = "finished"
     ABORTED = "aborted"
 
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing changes the job any more."""
+        return self in (JobStatus.FINISHED, JobStatus.ABORTED)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingMetrics:

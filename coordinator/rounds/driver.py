@@ -206,7 +206,8 @@ class JobDriver:
     def live(self) -> LiveJob:
         """What the job does right now, for the operator."""
         state = self._state
-        available = state.available
+        # A job that is over hears of no member (`Runtime`).
+        available = () if state.status.is_final else state.available
         phase, cohort, answered = _progress(state)
         return LiveJob(
             phase=phase,

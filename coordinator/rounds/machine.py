@@ -135,7 +135,7 @@ def _go_on(step: Step) -> None:
 
 
 def _abort(step: Step) -> None:
-    if step.state.status in (JobStatus.FINISHED, JobStatus.ABORTED):
+    if step.state.status.is_final:
         return
     if isinstance(step.state.phase, Publishing):
         attempt_over(step, Reason.REASON_JOB_ABORTED)

@@ -14,7 +14,6 @@ import structlog
 from google.protobuf.message import DecodeError
 
 import secure_agg
-from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.rounds import events as ev
 from coordinator.services.callers import Callers
@@ -322,7 +321,7 @@ class MemberSessions:
             done()
         else:
             # Do not count late messages, as the metrics have forgotten a job that is over.
-            if driver.state.status not in (JobStatus.FINISHED, JobStatus.ABORTED):
+            if not driver.state.status.is_final:
                 self._count_privacy(session.member, message)
             if isinstance(message, Ready):
                 driver.reported(session.member, message.privacy)

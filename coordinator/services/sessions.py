@@ -28,8 +28,9 @@ class MemberSession:
     process: bytes
     software_version: str
     admits: tuple[str, ...]
-    # Bounded by `send`, so that a Goodbye always fits.
+    # Bounded by `send`, so that a Goodbye always fits. Jobs may speak at once, so their number is added to the bound.
     outgoing: asyncio.Queue[FromCoordinator] = field(default_factory=asyncio.Queue)
+    jobs: int = 0
     goodbye: Goodbye | None = None
     # SHA-256 of the certificate under which it last took part, and the number of its entry in the roster log. A
     # revocation ends the session.
@@ -78,7 +79,7 @@ class Sessions:
         session = self._sessions.get(member)
         if session is None or session.goodbye is not None:
             return
-        if session.outgoing.qsize() < _QUEUE:
+        if session.outgoing.qsize() < _QUEUE + session.jobs:
             session.outgoing.put_nowait(message)
         else:
             self.end(member, Reason.REASON_DISCONNECTED, "this member did not read its messages")

@@ -248,7 +248,7 @@ def set_job_status(s: Session, name: str, status: JobStatus, reason: str | None,
     """
     row = _job(s, name)
     before = JobStatus(row.status)
-    if before in (JobStatus.FINISHED, JobStatus.ABORTED) and status is not before:
+    if before.is_final and status is not before:
         raise OutOfOrder(f"job {name} is {before} and stays so; create a new job to continue training")
     if status is JobStatus.RUNNING and before is not JobStatus.RUNNING:
         row.forgiven_round = _highest_round(s, name)

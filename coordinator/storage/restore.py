@@ -329,7 +329,7 @@ def _leave_a_gap(s: Session, now_ms: int) -> list[tuple[str, int]]:
     jobs.abandon_open_attempts(s, now_ms, restarted)
     going_on = []
     for job in jobs.load_jobs(s):
-        if job.status in (JobStatus.FINISHED, JobStatus.ABORTED):
+        if job.status.is_final:
             continue
         if job.round_open:
             jobs.end_round(s, job.name, job.round, "abandoned", reason, now_ms)

@@ -6,6 +6,7 @@ federation's own root did not sign. The tests run a whole coordinator in this pr
 
 import asyncio
 import contextlib
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from errno import ENOSPC
@@ -429,8 +430,13 @@ def test_an_authority_that_is_rotated_while_the_coordinator_starts_is_taken_up(t
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("fault", ["authorities half copied", "a bug"])
+@pytest.mark.parametrize("fault", ["authorities half copied", "a bug", "the store hangs"])
 def test_a_failing_check_keeps_no_other_one_from_running(tmp_path, monkeypatch, fault):
+    hanging = threading.Event()
+    # For the check that hangs: the others wait for it once, and the log has it after a moment.
+    monkeypatch.setattr(upkeep, "_PATIENCE", 0.1)
+    monkeypatch.setattr(upkeep, "_HANGS", 0.2)
+
     async def scenario():
         async with housed(tmp_path, monkeypatch) as house:
             north, runtime = await house.enrol("north", 2, monkeypatch), house.serving.runtime
@@ -449,6 +455,8 @@ def test_a_failing_check_keeps_no_other_one_from_running(tmp_path, monkeypatch, 
                 with capture_logs() as logs:
                     if fault == "a bug":
                         monkeypatch.setattr(upkeep, "written", _broken)
+                    elif fault == "the store hangs":
+                        monkeypatch.setattr(runtime.store, "measure", hanging.wait)
                     else:
                         house.folder.authorities.write_bytes(b"{")
                     async with asyncio.timeout(20):
@@ -468,10 +476,14 @@ def test_a_failing_check_keeps_no_other_one_from_running(tmp_path, monkeypatch, 
                             pass
                 # The log has the failure once, although it repeats.
                 (failed,) = [line for line in logs if line["event"] == "upkeep_failed"]
-                assert failed["check"] == "authorities"
+                assert failed["check"] == ("store" if fault == "the store hangs" else "authorities")
             assert not runtime.sessions.connected
+            hanging.set()
 
-    asyncio.run(scenario())
+    try:
+        asyncio.run(scenario())
+    finally:
+        hanging.set()
 
 
 CHECKS = ("journal", "figures")

@@ -3,11 +3,18 @@
 import asyncio
 from typing import Any
 
+from coordinator.metrics import Metrics
+from coordinator.rounds.events import Cosigned
+from coordinator.runtime import Runtime
 from coordinator.services import sessions as module
 from coordinator.services.member_session import MemberSessions
 from coordinator.services.sessions import MemberSession, Sessions
-from tacit.messages import Goodbye, Standby
+from coordinator.storage import open_blobs
+from tacit.messages import Assignment, Goodbye, JobEnded, Standby
 from tacit.reason import Reason
+from tests.support import party
+from tests.support.databases import empty_database
+from tests.support.stored_job import make_job
 
 
 def opened():
@@ -50,6 +57,36 @@ def test_a_member_that_does_not_read_is_disconnected_and_still_gets_its_goodbye(
             *before, last = await sent(session)
         assert [message.detail for message in before] == ["0", "1", "2", "3"]
         assert last.detail == "this member did not read its messages"
+
+    asyncio.run(run())
+
+
+def test_a_member_that_hears_of_many_jobs_at_once_is_not_late(monkeypatch, tmp_path):
+    """Jobs that are over stay, and each has something to say to a member that comes back."""
+    monkeypatch.setattr(module, "_QUEUE", 3)
+
+    async def run():
+        database, store = empty_database(tmp_path), open_blobs(str(tmp_path / "store"))
+        runtime = Runtime(database, store, Metrics("test"), party.authority().certificate)
+        for number in range(5):
+            document = make_job(f"desk-{number}", store)
+            await runtime.create_job(document.digest(), document)
+            if number:
+                await runtime.change_job(document.name, "abort")
+        session = MemberSession("north", b"p" * 16, "0.1.0", ())
+        runtime.sessions.open(session)
+        for driver in runtime.drivers.values():
+            await driver.carry_out(Cosigned())
+        assert session.goodbye is None
+        assert [name for name, driver in runtime.drivers.items() if driver.state.members] == ["desk-0"]
+        said = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+        assert [message.job for message in said if isinstance(message, Assignment)] == ["desk-0"]
+        assert sorted(message.job for message in said if isinstance(message, JobEnded)) == [
+            f"desk-{number}" for number in range(1, 5)
+        ]
+        runtime.sessions.end_all(Reason.REASON_COORDINATOR_STOPPING)
+        await runtime.stop()
+        database.close()
 
     asyncio.run(run())
 
