@@ -13,8 +13,9 @@ asks a store may: the others wait for it a moment, once, and it is not begun aga
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
@@ -69,7 +70,7 @@ class Upkeep:
         self._entry: int | None = None
         self._marked: int | None = None
         # In this order: who must not go on, then who joined, then what reads and writes the folder.
-        self._checks: Mapping[str, Callable[[], Awaitable[None]]] = {
+        self._checks: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "operators": self._operators,
             "missed": self._missed,
             "roster": self._roster,

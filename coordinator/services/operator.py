@@ -46,6 +46,7 @@ from coordinator.storage.errors import (
     OutOfOrder,
     StorageError,
 )
+from coordinator.storage.jobs_seen import JobsSeen
 from coordinator.storage.lease import Lease
 from tacit import __version__
 from tacit.blobs import CHUNK
@@ -134,6 +135,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._other_enrolment_addresses = other_enrolment_addresses
         self._token_seconds = token_seconds
         self._lease = lease
+        self._jobs = JobsSeen()
         self._now_ms = now_ms
         self._started_ms = now_ms()
         # After every act here that `Live` does not see, this event is set and replaced by a new one.
@@ -566,7 +568,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         log.info("operator_act", job=subject, operator=operator, act=act)
 
     async def _status(self) -> operator_pb2.StatusResponse:
-        jobs = await self._database.run(records.load_jobs)
+        jobs = await self._database.run(self._jobs.read)
         members = await self._members()
         lease = None
         if (held := self._lease) is not None:
