@@ -499,8 +499,8 @@ def _prompt_example(layout: RowLayout, facts: ModelFacts, rows: Rows, words: Seq
             f"ids = ids + [{rows.pad_id}] * ({rows.min_tokens} - len(ids))",
             'given = {"input_ids": np.array([ids], dtype=np.int64), "prompt": prompt["prompt"]}',
             '(features,) = session.run(["features"], given)',
-            'scores = np.exp((features @ prompt["rows"].T + prompt["bias"])[0].astype(np.float64))',
-            f"logits = np.log(np.add.reduceat(scores, {starts}) / {list(words)})[None]",
+            'scores = (features @ prompt["rows"].T + prompt["bias"])[0].astype(np.float64)',
+            f"logits = (np.logaddexp.reduceat(scores, {starts}) - np.log({list(words)}))[None]",
             *_answer(),
         ]
     )

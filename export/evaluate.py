@@ -29,7 +29,7 @@ def evaluate_bundle(
 
     Raises:
         EvaluationCut: `cancelled` returned True.
-        BundleInvalid: the folder is not a model bundle, or is damaged.
+        BundleInvalid: the folder is not a model bundle, or is damaged, or its model's logits are not numbers.
         DataInvalid: there are no examples, a label is unknown to the model, or an example is one text but the model
             reads pairs.
     """

@@ -97,18 +97,23 @@ class Predictor:
 
         Raises:
             ValueError: a text is given but the model reads pairs, or the reverse; or one string for a list.
+            BundleInvalid: a logit is not a number.
         """
         check_several(texts, "texts")
         rows = [np.empty((0, len(self.labels)), dtype=np.float32)]
         for first in range(0, len(texts), batch):
             rows.append(self._run(self._encoder.encode(texts[first : first + batch])))
-        return np.concatenate(rows)
+        logits = np.concatenate(rows)
+        if not np.isfinite(logits).all():
+            # An export looks at a few texts; values that are too large may overflow on another one.
+            raise BundleInvalid("the model's logits are not numbers on one of these texts; export another version")
+        return logits
 
     def predict(self, texts: Sequence[TextRow], batch: int = 64) -> list[Prediction]:
         """Predicts each text, or pair, in order.
 
         Raises:
-            ValueError: as for `logits`.
+            ValueError, BundleInvalid: as for `logits`.
         """
         predictions = []
         for row in np.exp(log_softmax(self.logits(texts, batch))):

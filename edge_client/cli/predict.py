@@ -75,7 +75,11 @@ def predict(
     width = max(map(len, predictor.labels))
     # Batch by batch, so that a long file shows its first results early.
     for first in range(0, len(given), batch):
-        for prediction in predictor.predict(given[first : first + batch], batch):
+        try:
+            found = predictor.predict(given[first : first + batch], batch)
+        except BundleInvalid as error:
+            fail(str(error), ExitCode.FAILED)
+        for prediction in found:
             if as_json or json_requested():
                 print_json(
                     {

@@ -111,6 +111,16 @@ def test_the_example_reads_texts_as_training_did(name, split, tmp_path) -> None:
     answers(out, job.texts[0], spelled, spaced, longer)
 
 
+def test_the_example_of_a_prompt_apart_takes_large_logits(tmp_path) -> None:
+    """Training under noise may leave some whose exponential is no number."""
+    job = TinyJob("prompt-electra", tmp_path)
+    weights = (3000 * np.frombuffer(job.weights, "<f4")).astype("<f4").tobytes()
+    given = job.document, job.job.manifest, weights, job.job.tokenizer, tmp_path / "out", job.texts[:4]
+    export_model(*given, backbone=job.backbone, split=True)
+    assert np.abs(Predictor.load(tmp_path / "out").logits(job.texts[:1])).max() > 710
+    answers(tmp_path / "out", job.texts[0])
+
+
 def test_a_classifier_of_synthetic_text_has_one_too(job: JobBundle, tmp_path) -> None:
     from learning.models import build
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import typer
 
 from edge_client.cli.predict import predict
 from export.onnx import ExportReport
 from export.predictor import Predictor
+from tacit.bundle import read_bundle
 from toolkit.console import CommandFailed, ExitCode
 
 Exported = tuple[Path, ExportReport]
@@ -52,6 +55,17 @@ def test_every_way_to_give_texts_gives_the_same_lines(
     assert run("--bundle", exported[0], "--file", tmp_path / "texts.txt") == lines
     assert run("--bundle", exported[0], "--file", tmp_path / "v1.2.tsv", "--text", "question") == lines
     assert run("--bundle", exported[0], "--batch", 2, stdin="\n".join(texts).encode()) == lines
+
+
+def test_an_answer_that_is_no_number_is_refused(
+    run: Callable[..., list[str]], exported: Exported, damaged: Callable[..., Path]
+) -> None:
+    model = onnx.load_from_string(read_bundle(exported[0]).files["model.onnx"])
+    bias = next(each for each in model.graph.initializer if list(each.dims) == [3])
+    bias.CopyFrom(onnx.numpy_helper.from_array(np.array([np.nan, 0, 0], np.float32), bias.name))
+    with pytest.raises(CommandFailed, match="logits are not numbers") as failed:
+        run("--bundle", damaged("model.onnx", model.SerializeToString(), signed=True), "--json", "where")
+    assert failed.value.code == ExitCode.FAILED
 
 
 def test_json_prints_one_object_on_each_line(run: Callable[..., list[str]], exported: Exported) -> None:

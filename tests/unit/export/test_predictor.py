@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from export.bundle import JobBundle
@@ -16,7 +18,7 @@ from learning.models import build, load_shared
 from learning.text.encoder import TextEncoder
 from learning.text.examples import DataInvalid, Example, label_ids
 from learning.training.local import evaluate
-from tacit.bundle import BundleInvalid
+from tacit.bundle import BundleInvalid, read_bundle
 
 Exported = tuple[Path, ExportReport]
 
@@ -50,6 +52,18 @@ def test_evaluation_agrees_with_the_training_stack(exported: Exported, job: JobB
     )
     assert (evaluation.accuracy, evaluation.examples) == (scores.accuracy, 5)
     assert evaluation.loss == pytest.approx(scores.loss, abs=1e-6)
+
+
+def test_logits_that_are_not_numbers_are_no_answer(exported: Exported, damaged: Callable[..., Path]) -> None:
+    """A model whose values are too large may overflow on some texts only, on none of those of its export."""
+    model = onnx.load_from_string(read_bundle(exported[0]).files["model.onnx"])
+    bias = next(each for each in model.graph.initializer if list(each.dims) == [3])
+    bias.CopyFrom(onnx.numpy_helper.from_array(np.array([np.inf, 0, 0], np.float32), bias.name))
+    folder = damaged("model.onnx", model.SerializeToString(), signed=True)
+    with pytest.raises(BundleInvalid, match="logits are not numbers on one of these texts; export another version"):
+        Predictor.load(folder).predict(["where"])
+    with pytest.raises(BundleInvalid, match="logits are not numbers"):
+        evaluate_bundle(folder, [Example("where", "LOC")])
 
 
 def test_evaluation_needs_labels_that_the_model_knows(exported: Exported) -> None:
