@@ -15,6 +15,7 @@ Synchronous. A running member makes all calls that write, or that read more than
 """
 
 import contextlib
+import fcntl
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ from edge_client.ledger.history import current
 from edge_client.ledger.ledger import (
     BudgetSpent,
     Ledger,
+    LedgerBusy,
     LedgerError,
     LedgerRolledBack,
     LedgerUnwritable,
@@ -55,7 +57,7 @@ from edge_client.ledger.receipts import (
     receipt_from,
 )
 from edge_client.ledger.replay import as_events
-from edge_client.ledger.store import reading
+from edge_client.ledger.store import in_use, reading
 from edge_client.ledger.writer_thread import WriterThread
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.events import Adjacency, PrivacyEvent, SampledGaussian, measuring, metrics_beside
@@ -72,6 +74,7 @@ from tacit.messages import Assignment, LedgerCounter, PrivacyReport
 from tacit.question import Question
 from tacit.reason import Reason
 from tacit.vector import layout_of
+from toolkit.durable import make_folder
 
 if TYPE_CHECKING:
     from learning.accounting.filter import Limit
@@ -864,9 +867,9 @@ def _has_steps_for(event: PrivacyEvent, spent: Sequence[PrivacyEvent]) -> bool:
 
 
 def _check_other_unit(path: Path, name: str, marks: Marks, unit: Unit) -> None:
-    """Checks that no other ledger of this home, whose unit differs, was charged for a text of this data.
+    """Checks that no other ledger of this home, whose unit differs, was or may be charged for a text of this data.
 
-    A ledger of persons beside one of rows, or the reverse, would promise these persons what was spent before.
+    A ledger of persons beside one of rows, or the reverse, would promise these persons what the other one spends.
 
     Args:
         path: the ledger that is about to be opened.
@@ -876,24 +879,45 @@ def _check_other_unit(path: Path, name: str, marks: Marks, unit: Unit) -> None:
 
     Raises:
         LimitFixed: one was, or its texts were marked under another key, so nobody can tell.
+        LedgerBusy: one is open in another process, and has or may have such a text.
     """
     units = {"example", "person"}
     for other in sorted(each for each in path.parent.glob("*.db") if each != path):
         with reading(other) as store:
             state = current(store)
-            if state.limit is None or {state.limit.unit, unit} != units or not state.spent().total():
+            if state.limit is None or {state.limit.unit, unit} != units:
                 continue
+            charged, busy = bool(state.spent().total()), in_use(other)
             seen = state.data_seen
             unknown = seen is None or seen.key != marks.key
             common = 0 if unknown else len(store.marks() & marks.values)
-        if not unknown and not common:
+        if not (charged or busy) or not (unknown or common):
             continue
         texts = "an unknown number" if unknown else f"{common:,}"
+        if not charged:
+            raise LedgerBusy(
+                f"the ledger of {other.stem} is open in another process and counts by {state.limit.unit}, for {texts} "
+                f"of the texts of {name}; one by {unit} beside it would forget what that one is charged. Stop the "
+                "other `edge_client run`, or leave these texts out"
+            )
         raise LimitFixed(
             f"the ledger of {other.stem} was charged by {state.limit.unit} for {texts} of the texts of {name}, and one "
             f"by {unit} beside it would forget that. Give --data-name {other.stem} and that unit, leave these texts "
             "out, or turn a ledger of rows into one of persons with `edge_client ledger persons`"
         )
+
+
+@contextlib.contextmanager
+def _starting(folder: Path) -> Iterator[None]:
+    """Lets one process of this home open a ledger at a time, so that the later one sees what the earlier one opened."""
+    try:
+        make_folder(folder)
+        lock = (folder / ".starting.lock").open("ab")
+    except OSError as error:
+        raise LedgerUnwritable(f"{folder} cannot be written: {error.strerror}; check its permissions") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager
@@ -926,18 +950,23 @@ def open_budget(
     """
     path = ledger_path(home, name)
     marks = marks_of(marks_key(path.parent), texts, persons)
-    _check_other_unit(path, name, marks, policy.unit)
-    with Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month, column=column) as ledger:
-        for found in ledger.recover():
+    with contextlib.ExitStack() as open_until_the_end:
+        with _starting(path.parent):
+            _check_other_unit(path, name, marks, policy.unit)
+            ledger = open_until_the_end.enter_context(
+                Ledger.open(path, name, policy.limit(), monthly=policy.epsilon_a_month, column=column)
+            )
+            recovered, moved = ledger.recover(), ledger.moved(marks)
+            ledger.data_seen(marks)
+        for found in recovered:
             log.warning(
                 "ledger_recovered",
                 job=found.purpose.job,
                 round=found.purpose.round,
                 kept="charged" if found.charged else "released",
             )
-        if moved := ledger.moved(marks):
+        if moved:
             log.warning("rows_changed_persons", rows=moved)
-        ledger.data_seen(marks)
         others = sorted(other for other in path.parent.glob("*.db") if other != path)
         for other, count in ledger.overlap(others).items():
             if count is None or count:

@@ -28,6 +28,7 @@ __all__ = [
     "LedgerUnwritable",
     "Store",
     "Writer",
+    "in_use",
     "reading",
 ]
 
@@ -305,6 +306,22 @@ def _read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has the ledger open to write.
+
+    Raises:
+        LedgerUnwritable: its lock cannot be read.
+    """
+    try:
+        with path.with_suffix(".lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, BlockingIOError) as error:
+        return isinstance(error, BlockingIOError)
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+    return False
 
 
 def _locked(path: Path) -> int:

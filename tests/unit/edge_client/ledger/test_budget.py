@@ -1,10 +1,13 @@
 """The budget as a session uses it: reserved before training, charged before sending, refused with a reason."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from edge_client.ledger.budget import Budget, open_budget
 from edge_client.ledger.history import LedgerRolledBack
-from edge_client.ledger.ledger import Ledger, LedgerUnwritable, LimitFixed, ledger_path
+from edge_client.ledger.ledger import Ledger, LedgerBusy, LedgerUnwritable, LimitFixed, ledger_path
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.events import Laplace
@@ -103,6 +106,51 @@ def test_a_ledger_of_persons_does_not_forget_what_rows_of_the_same_data_were_cha
     (tmp_path / "ledgers" / "marks.key").unlink()
     with pytest.raises(LimitFixed, match="for an unknown number of the texts"), opened_as("y", ["z"], by_person=True):
         pass
+
+
+def test_a_ledger_of_persons_opens_beside_no_running_one_of_the_same_rows(tmp_path, identity):
+    """Each was charged nothing yet, and the one would forget what the other is charged from now on."""
+
+    def opened_as(name, texts, unit):
+        persons = [text.encode() for text in texts] if unit == "person" else None
+        column = "author" if persons else None
+        return open_budget(tmp_path, identity, Policy(unit=unit), texts, name=name, persons=persons, column=column)
+
+    for first, second in (("example", "person"), ("person", "example")):
+        with opened_as(f"{first}s", ["a", "b"], first):
+            said = f"is open in another process and counts by {first}, for 1 of the texts of other"
+            with pytest.raises(LedgerBusy, match=said), opened_as("other", ["b", "c"], second):
+                pass
+            assert not (tmp_path / "ledgers" / "other.db").exists()
+            with opened_as(f"{second}-elsewhere", ["d"], second):
+                pass
+            with opened_as(f"{first}-too", ["b"], first):
+                pass
+
+
+def test_of_two_starts_at_once_that_differ_in_their_unit_one_is_refused(tmp_path, identity):
+    start, refusals = threading.Barrier(2, timeout=60), []
+
+    def run(attempt, unit):
+        persons, column = ([b"ann"], "author") if unit == "person" else (None, None)
+        texts, name = [f"a text {attempt}"], f"{unit}-{attempt}"
+        start.wait()
+        try:
+            with open_budget(
+                tmp_path, identity, Policy(unit=unit), texts, name=name, persons=persons, column=column
+            ) as budget:
+                start.wait()
+                return budget.data_name
+        except LedgerBusy as busy:
+            refusals.append(str(busy))
+            start.wait()
+            return None
+
+    with ThreadPoolExecutor(2) as pool:
+        for attempt in range(10):
+            opened = list(pool.map(run, [attempt] * 2, ["example", "person"]))
+            assert opened.count(None) == 1
+    assert len(refusals) == 10
 
 
 class _Killed(BaseException):
