@@ -128,11 +128,16 @@ class AsyncCoordinator:
         """All members, as in the status."""
         return list((await self.status())["members"])
 
-    async def invite(self, name: str, *, valid_seconds: int = 7 * 24 * 3600) -> str:
-        """Invites a member, and returns its join token, which is a secret and works once."""
+    async def invite(self, name: str, *, valid_seconds: int | None = None) -> str:
+        """Invites a member, and returns its join token, which is a secret and works once.
+
+        Args:
+            name: the member's.
+            valid_seconds: how long the token is valid, 1 minute to 30 days; None: as the coordinator's `token_hours`.
+        """
         from tacit.v1 import operator_pb2
 
-        request = operator_pb2.InviteMemberRequest(name=name, valid_seconds=valid_seconds)
+        request = operator_pb2.InviteMemberRequest(name=name, valid_seconds=valid_seconds or 0)
         return str((await self._call("InviteMember", request)).token)
 
     async def revoke(self, name: str) -> None:
@@ -289,7 +294,7 @@ class Coordinator:
         """See `AsyncCoordinator.members`."""
         return self._done(self._own.members())
 
-    def invite(self, name: str, *, valid_seconds: int = 7 * 24 * 3600) -> str:
+    def invite(self, name: str, *, valid_seconds: int | None = None) -> str:
         """See `AsyncCoordinator.invite`."""
         return self._done(self._own.invite(name, valid_seconds=valid_seconds))
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 import numpy as np
 import psutil
@@ -30,6 +31,7 @@ from learning.text.examples import Example
 from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
+from tacit.token import JoinToken
 from tacit.vector import layout_of
 from tacit_api import local
 from tests.support.processes import PATIENCE
@@ -119,6 +121,13 @@ def test_a_place_that_holds_something_else_is_refused_before_anything_is_fetched
     with pytest.raises(CommandFailed, match=r"thesis\.txt") as failed:
         town.coordinator.export("nothing", tmp_path)
     assert failed.value.code is ExitCode.USAGE
+
+
+def test_an_invitation_lasts_as_long_as_the_coordinator_says(town):
+    hours = load_config(town.folder / "coordinator").token_hours
+    for lasts, more in ((hours, {}), (2.0, {"valid_seconds": 7200})):
+        left = JoinToken.parse(town.coordinator.invite("guest", **more)).expires - datetime.now(UTC)
+        assert lasts - 0.5 < left.total_seconds() / 3600 <= lasts
 
 
 METHODS = {
