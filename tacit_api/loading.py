@@ -15,6 +15,8 @@ __all__ = ["load"]
 def load(bundle: str | Path, *, threads: int = 0) -> "Predictor | Generator":
     """Loads a model that `coordinator export` or `edge_client export` wrote. It needs no torch.
 
+    A classifier's files are run as they are, so load one only from somebody whom you trust.
+
     Args:
         bundle: the folder.
         threads: threads for one prediction, or one step of writing; 0: one for each core.
