@@ -11,6 +11,7 @@ _OF_A_MEMBER = ("identity", "ledgers")
 def in_a_members_home(path: Path) -> Path | None:
     """Return the member's home that a file lies in; None if it lies in none."""
     for folder in path.resolve().parents:
-        if all((folder / name).is_dir() for name in _OF_A_MEMBER):
+        # A member that has enrolled and not run yet has no ledger.
+        if (folder / "identity" / "identity.json").is_file() or all((folder / name).is_dir() for name in _OF_A_MEMBER):
             return folder
     return None

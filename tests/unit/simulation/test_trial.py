@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_client.identity.home import Home
 from learning.text.examples import Example
 from simulation.home import in_a_members_home
 from simulation.sweep import Candidate, NothingTried, Scored, best_of, described
@@ -114,6 +115,15 @@ def test_a_members_home_is_recognised(tmp_path):
     (tmp_path / "home" / "texts").mkdir()
     assert in_a_members_home(tmp_path / "home" / "texts" / "rows.csv") == tmp_path / "home"
     assert in_a_members_home(tmp_path / "rows.csv") is None
+
+
+def test_a_members_home_is_recognised_before_it_has_a_ledger(tmp_path):
+    """Enrolment makes the identity alone. The first run makes the rest."""
+    identity = Home(tmp_path / "home").identity
+    identity.path.mkdir(parents=True)
+    assert in_a_members_home(tmp_path / "home" / "rows.csv") is None
+    identity.document.write_text("{}")
+    assert in_a_members_home(tmp_path / "home" / "rows.csv") == tmp_path / "home"
 
 
 # ---- the tuned file --------------------------------------------------------------------------------------------------
