@@ -7,6 +7,7 @@ import pytest
 
 from edge_client.identity.home import Home
 from learning.text.examples import Example
+from simulation import word_counts
 from simulation.home import in_a_members_home
 from simulation.sweep import Candidate, NothingTried, Scored, best_of, described
 from simulation.trial import Outcome, Rows, RowsUnfit, deal, divide, majority
@@ -107,6 +108,15 @@ def test_word_counts_read_words_and_not_places():
     assert sum(answer == row.label for answer, row in zip(answers, asked, strict=True)) >= 38
     turned = [Example(row.text, "night" if row.label == "day" else "day") for row in train]
     assert predicted(turned, asked) != answers
+
+
+def test_word_counts_of_a_long_file_that_is_sorted_by_label_know_every_label(monkeypatch):
+    monkeypatch.setattr(word_counts, "MAX_ROWS", 60)
+    train = sorted((Example(row["text"], row["label"]) for row in written_rows(160)), key=lambda row: row.label)
+    asked = [Example(row["text"], row["label"]) for row in written_rows(40, seed=5)]
+    answers = predicted(train, asked)
+    assert sum(answer == row.label for answer, row in zip(answers, asked, strict=True)) >= 36
+    assert predicted(train, asked) == answers
 
 
 def test_a_members_home_is_recognised(tmp_path):
