@@ -148,7 +148,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request: pb.FetchBlobRequest, context: Context
     ) -> None:
         """Sends a blob of a job, starting at an offset."""
-        async with self._callers.member(context) as member:
+        async with self._callers.member(context) as member, come_again(context, member=member):
             await self._transfers.blob(member, request, context)
 
     async def FetchCertificates(  # noqa: N802

@@ -25,6 +25,7 @@ from coordinator.services.running import Running
 from coordinator.services.sessions import MemberSession
 from coordinator.services.streams import EOF, Context, first_message
 from coordinator.services.turns import Turns
+from coordinator.services.unusable import come_again
 from coordinator.storage import records
 from coordinator.storage.errors import StorageError
 from coordinator.storage.members import MAX_LEDGERS
@@ -118,7 +119,7 @@ class MemberSessions:
         if seconds := self._limit.session_short(member):
             await self._callers.refuse_often(context, member, seconds)
         # A member that is revoked before its session opens has no session to end, so its call is ended instead.
-        async with self._callers.under_way(member, context):
+        async with self._callers.under_way(member, context), come_again(context, member=member):
             session, ledger, certificate = await self._opened(member, context)
         if session is None:
             return

@@ -1,4 +1,4 @@
-"""Tells callers to retry while the database or the store fails, and logs why.
+"""Tells callers to retry while the database or the store fails, or a blob is damaged, and logs why.
 
 The status is UNAVAILABLE, which members wait out as they wait for a restarting coordinator. The failure's own sentence
 names hosts and files of this machine, so only the log gets it.
@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from coordinator.storage.errors import DatabaseUnusable, StoreUnusable
+from coordinator.storage.errors import BlobCorrupt, DatabaseUnusable, StoreUnusable
 from tacit.reason import Reason
 from tacit.status import METADATA_KEY
 
@@ -28,8 +28,9 @@ async def come_again(context: grpc.aio.ServicerContext[Any, Any], **fields: str)
     """Ends the call if the database or the store fails inside. The log gets the failure and `fields`."""
     try:
         yield
-    except (DatabaseUnusable, StoreUnusable) as error:
-        log.error("storage_failed", detail=error.sentence, **fields)
+    except (DatabaseUnusable, StoreUnusable, BlobCorrupt) as error:
+        event = "blob_corrupt" if isinstance(error, BlobCorrupt) else "storage_failed"
+        log.error(event, detail=error.sentence, **fields)
         what = "database" if isinstance(error, DatabaseUnusable) else "store"
         told = (*(context.trailing_metadata() or ()), (METADATA_KEY, Reason.Name(Reason.REASON_INTERNAL)))
         await context.abort(grpc.StatusCode.UNAVAILABLE, _SENTENCE.format(what), told)

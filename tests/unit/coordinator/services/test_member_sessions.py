@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import hashlib
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import grpc.aio
 import pytest
 from cryptography.hazmat.primitives import serialization
 from sqlalchemy import event, func, select
+from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 import secure_agg
@@ -25,6 +27,7 @@ from coordinator.services.member_session import MemberSessions
 from coordinator.services.roster import RosterLog
 from coordinator.services.turns import Turns
 from coordinator.storage import open_blobs, open_database, records
+from coordinator.storage.blobs import Ranges
 from coordinator.storage.members import MAX_LEDGERS
 from coordinator.storage.models import LedgerCounterRow
 from tacit import wire
@@ -97,13 +100,19 @@ class House:
         await self.server.start()
 
     @contextlib.asynccontextmanager
-    async def session(self, ledger=None, protocol_version=PROTOCOL_VERSION):
-        """Opens a stream whose Hello names a ledger, and reads the Welcome if both sides speak the same version."""
+    async def stub(self):
+        """North's stub."""
         credentials = grpc.ssl_channel_credentials(
             pem(party.authority().certificate), key_pem(party.key(2)), pem(self.certificate)
         )
         async with grpc.aio.secure_channel(f"localhost:{self.port}", credentials) as channel:
-            stream = Stream(federation_pb2_grpc.FederationServiceStub(channel).Session())
+            yield federation_pb2_grpc.FederationServiceStub(channel)
+
+    @contextlib.asynccontextmanager
+    async def session(self, ledger=None, protocol_version=PROTOCOL_VERSION):
+        """Opens a stream whose Hello names a ledger, and reads the Welcome if both sides speak the same version."""
+        async with self.stub() as stub:
+            stream = Stream(stub.Session())
             await stream.say(Hello(protocol_version, "0.1.0", b"p" * 16, ("*",), ledger=ledger))
             if protocol_version == PROTOCOL_VERSION:
                 stream.welcome = await stream.until(Welcome)
@@ -328,6 +337,48 @@ async def test_a_database_failure_ends_the_session_and_is_logged(house):
     assert (line["member"], line["log_level"]) == ("north", "error")
     assert "is closed" in line["detail"]
     house.database = open_database("sqlite://")
+
+
+@housed
+async def test_a_member_whose_session_cannot_be_stored_is_told_to_come_again(house):
+    """A full disk lets the database read who calls, and not store what Hello says of the ledger."""
+    event.listen(house.database._engine, "before_cursor_execute", _disk_full)
+    with capture_logs() as logs, pytest.raises(grpc.aio.AioRpcError) as refused:
+        async with house.session(LedgerCounter(ONE, 5)):
+            pass
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason_of(refused.value)[0] == Reason.REASON_INTERNAL
+    assert "the disk is full" not in refused.value.details()
+    (line,) = (line for line in logs if line["event"] == "storage_failed")
+    assert line["member"] == "north"
+    assert "the disk is full" in line["detail"]
+    assert not house.runtime.sessions.connected
+
+
+@housed
+async def test_a_member_whose_blob_is_damaged_is_told_to_come_again(house):
+    job = house.runtime.drivers["questions"].state.parameters.document
+    path = Path(house.store._path(job))
+
+    def becomes_shorter(*_):
+        path.write_bytes(b"")
+
+    with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
+        patch.setattr(Ranges, "read_cached", becomes_shorter)
+        async with house.stub() as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.FetchBlob(pb.FetchBlobRequest(digest=job)).read()
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason_of(refused.value)[0] == Reason.REASON_INTERNAL
+    assert str(path.parent) not in refused.value.details()
+    (line,) = (line for line in logs if line["event"] == "blob_corrupt")
+    assert line["member"] == "north"
+    assert str(path) in line["detail"]
+
+
+def _disk_full(_connection, _cursor, statement, *_):
+    if statement.startswith("INSERT INTO ledger_counters"):
+        raise DBAPIError(statement, None, OSError("the disk is full"))
 
 
 @housed
