@@ -11,7 +11,8 @@ import asyncio
 import fnmatch
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -227,16 +228,20 @@ class Runtime:
                 self._connected(stored.name, session)
         return True
 
-    def certificate_of(self, digest: bytes) -> bytes | None:
-        """Looks up what a roster names by digest: a certificate, or the keys of a member of an attempt in progress."""
-        found = self._verification.certificate_of(digest)
-        for driver in self.drivers.values():
-            if found is not None:
-                break
-            phase = driver.state.phase
-            if isinstance(phase, Aggregating) and isinstance(phase.protocol, Seated):
-                found = phase.protocol.session.keys_by_digest.get(digest)
-        return found
+    def certificates_of(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Looks up what a roster names by digest: certificates, and keys of members of attempts in progress.
+
+        Empty for one that is not known.
+        """
+        phases = [driver.state.phase for driver in self.drivers.values()]
+        keys: ChainMap[bytes, bytes] = ChainMap(
+            *(
+                phase.protocol.session.keys_by_digest
+                for phase in phases
+                if isinstance(phase, Aggregating) and isinstance(phase.protocol, Seated)
+            )
+        )
+        return [self._verification.certificate_of(digest) or keys.get(digest, b"") for digest in digests]
 
     # ---- sessions -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.services.callers import Callers
 from coordinator.services.lives import Lives
-from coordinator.services.member_limit import WITHDRAWAL_TOKENS, MemberLimit, log_page_tokens
+from coordinator.services.member_limit import WITHDRAWAL_TOKENS, MemberLimit, jobs_tokens, log_page_tokens
 from coordinator.services.member_session import MemberSessions
 from coordinator.services.renewal import RenewalRefused, Renewals
 from coordinator.services.roster import cosigned_or_abort
@@ -126,7 +126,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self, request: pb.OpenJobsRequest, context: Context
     ) -> pb.OpenJobsResponse:
         """Returns the running jobs, or all."""
-        async with self._callers.member(context):
+        async with self._callers.member(context, jobs_tokens(len(self._running.drivers))):
             states = [driver.state for driver in self._running.drivers.values()]
             return pb.OpenJobsResponse(
                 jobs=[

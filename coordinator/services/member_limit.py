@@ -9,7 +9,7 @@ attempts. It makes about three calls (the version, the upload's status, the uplo
 of a large cohort (20 for 10,000), and two or three a second while its line keeps breaking. The defaults, 100 messages
 and 50 calls a second, allow fifteen rounds a second over all jobs of a member. One call brings a
 whole backbone (`tacit.pieces`). Calls that cost the database more than a look at the caller cost more tokens: a
-withdrawal, and a page of the roster log by its entries.
+withdrawal, and a page of the roster log by its entries. So does what is answered about every job, by their number.
 """
 
 import math
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from coordinator.buckets import Allowance, Buckets
 
-__all__ = ["BURST_SECONDS", "WITHDRAWAL_TOKENS", "MemberLimit", "log_page_tokens", "too_frequent"]
+__all__ = ["BURST_SECONDS", "WITHDRAWAL_TOKENS", "MemberLimit", "jobs_tokens", "log_page_tokens", "too_frequent"]
 
 # Seconds that an empty bucket takes to fill.
 BURST_SECONDS = 20.0
@@ -30,6 +30,8 @@ WITHDRAWAL_TOKENS = 10.0
 # Entries of the roster log for which a call costs one more token. A member that reads a long log for the first time
 # has 160,000 at once, and then 8,000 a second; at its next attempt it reads on where it stopped.
 _ENTRIES_A_TOKEN = 200
+# Jobs for which a call that is answered about each of them costs one more token. Jobs that are over stay.
+_JOBS_A_TOKEN = 50
 
 
 class MemberLimit:
@@ -79,6 +81,11 @@ class MemberLimit:
 def log_page_tokens(entries: int) -> float:
     """The tokens of a call that reads entries of the roster log."""
     return 1.0 + entries // _ENTRIES_A_TOKEN
+
+
+def jobs_tokens(jobs: int) -> float:
+    """The tokens of a call that is answered about every job: a session, as it opens, and a list of jobs."""
+    return 1.0 + jobs // _JOBS_A_TOKEN
 
 
 def _allowance(rate: float) -> Allowance:

@@ -19,7 +19,7 @@ from coordinator.rounds import events as ev
 from coordinator.services.callers import Callers
 from coordinator.services.encoder import SharedEncoder
 from coordinator.services.lives import Lives
-from coordinator.services.member_limit import MemberLimit, too_frequent
+from coordinator.services.member_limit import MemberLimit, jobs_tokens, too_frequent
 from coordinator.services.renewal import Renewals
 from coordinator.services.running import Running
 from coordinator.services.sessions import MemberSession
@@ -114,7 +114,7 @@ class MemberSessions:
         # Like all streams here, this one is read and written explicitly. gRPC's own loops hold the last message of each
         # direction until the next one, which for many members is the size of several vectors. It carries bytes
         # (`add_federation_service`), so a message to a whole cohort is encoded once, and none is encoded for its size.
-        certificate = await self._callers.certificate(context)
+        certificate = await self._callers.certificate(context, tokens=jobs_tokens(len(self._running.drivers)))
         member = certificate.identity.name
         if seconds := self._limit.session_short(member):
             await self._callers.refuse_often(context, member, seconds)

@@ -3,6 +3,7 @@
 `coordinator.runtime.Runtime` implements `Running`, and the members' services depend on nothing else of it.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from coordinator.rounds.driver import JobDriver
@@ -39,6 +40,9 @@ class Running(Protocol):
         """Lets every job go on at once without a member that has withdrawn from it, by what the database says now."""
         ...
 
-    def certificate_of(self, digest: bytes) -> bytes | None:
-        """Looks up a certificate, or a member's keys, by their digest, among advertisements that were accepted."""
+    def certificates_of(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Looks up certificates and members' keys by their digests, among advertisements that were accepted.
+
+        Empty for one that is not known.
+        """
         ...

@@ -144,7 +144,7 @@ class Transfers:
             await abort_with(context, Reason.REASON_MESSAGE_MALFORMED, detail)
         for at in range(0, len(request.digests), CERTIFICATES_IN_A_PART):
             digests = request.digests[at : at + CERTIFICATES_IN_A_PART]
-            found = [self._running.certificate_of(digest) or b"" for digest in digests]
+            found = self._running.certificates_of(digests)
             size = sum(map(len, found))
             async with self._sending.turn():
                 await context.write(pb.CertificatesPart(certificates=found))

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 import secure_agg
 from coordinator.pki import key_pem, pem
-from coordinator.services.member_limit import BURST_SECONDS, MemberLimit, log_page_tokens
+from coordinator.services import member_limit
+from coordinator.services.member_limit import BURST_SECONDS, MemberLimit, jobs_tokens, log_page_tokens
 from coordinator.services.member_lines import MemberLines
 from tacit import wire
 from tacit.attempt import AttemptId
@@ -164,6 +165,26 @@ def serving(tmp_path, scenario, **how):
             house.database.close()
 
     asyncio.run(whole())
+
+
+def test_a_call_that_is_answered_about_every_job_costs_by_their_number(tmp_path, clock, monkeypatch):
+    """Jobs that are over stay, and each has something to say to a member that opens a session."""
+    assert [jobs_tokens(jobs) for jobs in (0, 49, 50, 1000)] == [1, 1, 2, 21]
+    # The one job of this house counts like fifty.
+    monkeypatch.setattr(member_limit, "_JOBS_A_TOKEN", 1)
+    limit = MemberLimit(clock, calls_per_second=10 / BURST_SECONDS)
+
+    async def scenario(house, stub):
+        for _ in range(2):
+            await stub.OpenJobs(pb.OpenJobsRequest())
+        stream = Stream(stub.Session())
+        await stream.say(Hello(1, "0.1.0", b"p" * 16))
+        await stream.until(Welcome)
+        # Two for each list of jobs, two for the session, one for the second look at its certificate.
+        assert sum(not limit.call("north") for _ in range(100)) == 10 - 7
+        stream.call.cancel()
+
+    serving(tmp_path, scenario, limit=limit)
 
 
 async def refused(call) -> tuple[grpc.StatusCode, Reason, str]:

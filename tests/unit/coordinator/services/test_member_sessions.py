@@ -19,6 +19,7 @@ from coordinator.domain.jobs import JobStatus
 from coordinator.metrics import Metrics
 from coordinator.pki import key_pem, pem
 from coordinator.rounds import events as ev
+from coordinator.rounds.driver import JobDriver
 from coordinator.runtime import Runtime
 from coordinator.services.credentials import federation_credentials, load_root, server_options
 from coordinator.services.encoder import SharedEncoder
@@ -100,18 +101,9 @@ class House:
         await self.server.start()
 
     @contextlib.asynccontextmanager
-    async def stub(self):
-        """North's stub."""
-        credentials = grpc.ssl_channel_credentials(
-            pem(party.authority().certificate), key_pem(party.key(2)), pem(self.certificate)
-        )
-        async with grpc.aio.secure_channel(f"localhost:{self.port}", credentials) as channel:
-            yield federation_pb2_grpc.FederationServiceStub(channel)
-
-    @contextlib.asynccontextmanager
     async def session(self, ledger=None, protocol_version=PROTOCOL_VERSION):
         """Opens a stream whose Hello names a ledger, and reads the Welcome if both sides speak the same version."""
-        async with self.stub() as stub:
+        async with stub_of(self) as stub:
             stream = Stream(stub.Session())
             await stream.say(Hello(protocol_version, "0.1.0", b"p" * 16, ("*",), ledger=ledger))
             if protocol_version == PROTOCOL_VERSION:
@@ -287,6 +279,18 @@ async def test_accepted_certificates_are_served_by_digest_in_parts(house):
     assert str(CERTIFICATES_AT_ONCE) in refused.value.details()
 
 
+@housed
+async def test_jobs_are_looked_at_once_for_many_certificates(house):
+    """There may be a thousand jobs, and a member may ask for 512 unknown certificates fifty times a second."""
+    looks, state = [], JobDriver.state
+    unknown = pb.FetchCertificatesRequest(digests=[bytes(32)] * CERTIFICATES_AT_ONCE)
+    async with stub_of(house) as stub:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(JobDriver, "state", property(lambda driver: (looks.append(driver), state.fget(driver))[1]))
+            parts = [part async for part in stub.FetchCertificates(unknown)]
+    assert len(looks) == len(parts) == CERTIFICATES_AT_ONCE // CERTIFICATES_IN_A_PART
+
+
 def test_a_message_to_a_whole_cohort_is_encoded_once():
     encoder = SharedEncoder()
     entry = secure_agg.DigestAdvertisement("a", *(bytes(32) for _ in range(4)))
@@ -365,7 +369,7 @@ async def test_a_member_whose_blob_is_damaged_is_told_to_come_again(house):
 
     with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
         patch.setattr(Ranges, "read_cached", becomes_shorter)
-        async with house.stub() as stub:
+        async with stub_of(house) as stub:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.FetchBlob(pb.FetchBlobRequest(digest=job)).read()
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
