@@ -83,8 +83,10 @@ def _edited(lines: list[str], before: JobSpec | None, wanted: JobSpec) -> list[s
     for name in _TABLES:
         if before is None or getattr(wanted, name) != getattr(before, name):
             table = _written(getattr(wanted, name).model_dump(mode="json"), keep=("name",))
-            # A table inside it that has a header of its own stays as it is.
-            table = {key: value for key, value in table.items() if _span(lines, f"{name}.{key}") is None}
+            # Tables inside it that have a header of their own, such as [training.schedule].
+            for inner in [header for _, header in _headers(lines) if header.startswith(f"{name}.")]:
+                value = table.pop(inner.removeprefix(f"{name}."), None)
+                lines = _without(lines, inner) if value is None else _replaced(lines, inner, value)
             lines = _replaced(lines, name, table)
     if before is None or wanted.rounds != before.rounds:
         lines = _set(lines, "rounds", {"count": wanted.rounds.count})
@@ -153,9 +155,14 @@ def _written(table: Mapping[str, Any], keep: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None or key in keep}
 
 
+def _headers(lines: list[str]) -> list[tuple[int, str]]:
+    """Return the place and the name of each table's header."""
+    return [(at, found[1].replace(" ", "")) for at, line in enumerate(lines) if (found := _HEADER.match(line))]
+
+
 def _span(lines: list[str], table: str) -> tuple[int, int] | None:
     """Return the lines of a table: after its header, up to the next header. The top level is the table ""."""
-    headers = [(at, found[1].replace(" ", "")) for at, line in enumerate(lines) if (found := _HEADER.match(line))]
+    headers = _headers(lines)
     ends = [at for at, _ in headers[1:]] + [len(lines)]
     if not table:
         return 0, headers[0][0] if headers else len(lines)
@@ -163,6 +170,19 @@ def _span(lines: list[str], table: str) -> tuple[int, int] | None:
         if name == table:
             return at + 1, end
     return None
+
+
+def _without(lines: list[str], table: str) -> list[str]:
+    """Return the lines without a table that there is, and without the comment right above it."""
+    span = _span(lines, table)
+    assert span is not None  # noqa: S101  asked for by the caller
+    first, last = span[0] - 1, span[1]
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    # The comment right above the next table belongs to that table.
+    while last < len(lines) and lines[last - 1].lstrip().startswith("#"):
+        last -= 1
+    return lines[:first] + lines[last:]
 
 
 def _replaced(lines: list[str], table: str, wanted: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Rows for trials: parts never overlap, members get training rows only, and nothing chooses by the test part."""
 
 import dataclasses
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from simulation.tuned import NotEditable, check_editable, tuned_text
 from simulation.verdict import verdict
 from simulation.word_counts import predicted
 from tacit.job import JobSpec
+from tacit.job_parts import Schedule
 from tacit.mechanism import NoMechanism
 from tests.support.tried_jobs import TOML, written_job, written_rows
 
@@ -157,6 +159,39 @@ def test_comments_and_untouched_tables_stay(tmp_path):
         assert kept in text
     # The comment was on 0.3.
     assert "# little" not in text
+
+
+SCHEDULED = TOML.replace(
+    "[rounds]",
+    """# How it falls.
+[training.schedule]
+# Like a cosine.
+decay = "cosine"
+# One is enough.
+warmup_rounds = 1
+
+# As many as were asked for.
+[rounds]""",
+)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "gone"),
+    [
+        (None, ("schedule", "How it falls", "Like a cosine", "One is enough")),
+        (Schedule(decay="linear", warmup_rounds=1), ("Like a cosine",)),
+        (Schedule(decay="cosine"), ("One is enough",)),
+    ],
+)
+def test_a_table_inside_a_table_is_tuned_too(schedule, gone):
+    """With a header of its own. A search may end without what the operator wrote there."""
+    before = JobSpec.model_validate(tomllib.loads(SCHEDULED))
+    check_editable(SCHEDULED, before)
+    training = before.training.model_copy(update={"learning_rate": 0.25, "schedule": schedule})
+    wanted, text = tuned(before, SCHEDULED, training=training)
+    assert JobSpec.model_validate(tomllib.loads(text)) == wanted
+    assert not [each for each in gone if each in text]
+    assert text.count("# As many as were asked for.\n[rounds]") == 1
 
 
 CLAIMS = """\
