@@ -132,7 +132,8 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServiceServicer):
         else:
             async with come_again(context):
                 chain = await self._certify(request, context, key, outcome.member, now)
-        self._limit.give_back(permit)
+            # Not for a repetition, which its member could make as often as it likes.
+            self._limit.give_back(permit)
         self._count("granted")
         _log.info(
             "member_enrolled",

@@ -1,12 +1,13 @@
 """Limits how often strangers may try to enrol, with token buckets per address and in total. Pure; takes a clock.
 
 Anybody who reaches the enrolment port may send requests, and each costs a signature check and a database transaction.
-So every try takes a permit first, and a granted try gives its permit back. Fifty machines behind one address enrol
-without noticing, while somebody who guesses gets only the refill. Nobody is blocked for longer than a bucket takes to
-refill: there is no ban list, and a flood is forgotten within a minute after it ends.
+So every try takes a permit first, and a try that makes a member gives its permit back. Fifty machines behind one
+address enrol without noticing, while somebody who guesses gets only the refill. So does a member that repeats its own
+request. Nobody is blocked for longer than a bucket takes to refill: there is no ban list, and a flood is forgotten
+within a minute after it ends.
 
-Guarantees: each address makes at most `burst + seconds x rate` failing tries, and all addresses together at most the
-same of the total bucket. `addresses` bounds the memory.
+Guarantees: each address makes at most `burst + seconds x rate` tries that make no member, and all addresses together at
+most the same of the total bucket. `addresses` bounds the memory.
 
 What remains possible: a flood from behind the same address translation as an honest member, or from very many addresses
 at once, also takes the honest member's permits while it lasts. The member is then refused with the seconds to wait, and
@@ -72,7 +73,7 @@ class EnrolmentLimit:
         return Permit(address, None)
 
     def give_back(self, permit: Permit) -> None:
-        """Returns the permit of a granted try, which then counts against nobody."""
+        """Returns the permit of a try that made a member, which then counts against nobody."""
         self._by_address.give_back(permit.address)
         self._whole.left = min(self._in_all.burst, self._whole.left + 1)
 

@@ -301,9 +301,11 @@ class RosterLog:
             size = len(self._tree)
             if cosignature.size > size or self._tree.root(cosignature.size) != cosignature.root:
                 raise HeadInvalid(f"the cosignature is of another log: this one has {size} entries and other roots")
+            known = self._signatures.get(cosignature.signer, (-1, 0))
         if member:
             await self._database.run(lambda s: roster.cosigned(s, cosignature, member))
-        else:
+        elif roster.is_newer(cosignature, *known):
+            # Anybody may bring a witness's signature again.
             await self._acts.run(self._signed_by_witness(cosignature), "Witness")
 
     async def _signed_by_witness(self, cosignature: Cosignature) -> None:

@@ -207,6 +207,26 @@ def test_a_signature_counts_although_its_witness_went_away_meanwhile(database, m
     assert watched.log.witnessed() == Witnessed(1, frozenset(), KEYS[0])
 
 
+def test_a_signature_that_is_played_again_asks_no_database(database, monkeypatch):
+    """Members see witnesses' signatures, and anybody may bring one."""
+    enter(database, "north")
+    watched = Watched(database, KEYS[:1])
+    watched.signs(0)
+    stored, real = [], roster.cosigned
+
+    def counted(*how):
+        stored.append(how)
+        real(*how)
+
+    monkeypatch.setattr(roster, "cosigned", counted)
+    for _ in range(10):
+        watched.signs(0)
+    assert not stored
+    watched.now += 1
+    watched.signs(0)
+    assert len(stored) == 1
+
+
 def test_a_certificate_is_newer_until_every_witness_has_signed_it(database):
     enter(database, "north")
     watched = Watched(database)
