@@ -274,10 +274,14 @@ class Runtime:
     def _session_closed(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
         self.metrics.session_ended(word(session.goodbye.reason) if session.goodbye else "stream_ended")
+        self._tell_jobs(ev.Disconnected(session.member))
+        self._note_change()
+
+    def _tell_jobs(self, event: ev.Event) -> None:
+        """Tells every job that is not over."""
         for driver in self.drivers.values():
             if not driver.state.status.is_final:
-                driver.post(ev.Disconnected(session.member))
-        self._note_change()
+                driver.post(event)
 
     # ---- Live -----------------------------------------------------------------------------------------------------
 
@@ -364,8 +368,7 @@ class Runtime:
 
     def cosigned(self) -> None:
         """Lets jobs go on that waited for the witnesses of the roster log."""
-        for driver in self.drivers.values():
-            driver.post(ev.Cosigned())
+        self._tell_jobs(ev.Cosigned())
 
     async def withdrawn(self, member: str) -> None:
         """Lets every job that a member has withdrawn from go on without it; see `Live`."""

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from coordinator.metrics import Metrics
+from coordinator.rounds.driver import JobDriver
 from coordinator.rounds.events import Cosigned
 from coordinator.runtime import Runtime
 from coordinator.services import sessions as module
@@ -84,7 +85,12 @@ def test_a_member_that_hears_of_many_jobs_at_once_is_not_late(monkeypatch, tmp_p
         assert sorted(message.job for message in said if isinstance(message, JobEnded)) == [
             f"desk-{number}" for number in range(1, 5)
         ]
+        # Nor do they hear of witnesses, or of a member that leaves.
+        posted, real = [], JobDriver.post
+        monkeypatch.setattr(JobDriver, "post", lambda driver, *how: (posted.append(driver), real(driver, *how)))
+        runtime.cosigned()
         runtime.sessions.end_all(Reason.REASON_COORDINATOR_STOPPING)
+        assert posted == [runtime.drivers["desk-0"]] * 2
         await runtime.stop()
         database.close()
 
