@@ -13,6 +13,7 @@ from pathlib import Path
 
 from examples.demo.data import choose_data
 from examples.demo.story import DemoFailed, Story
+from learning.text.examples import DataInvalid
 
 
 def main() -> int:
@@ -29,7 +30,7 @@ def main() -> int:
         try:
             data = choose_data(options.data)
             line = asyncio.run(Story(folder, data, wheel=options.backbone, small=options.small).tell())
-        except DemoFailed as error:
+        except (DemoFailed, DataInvalid) as error:
             print(f"demo failed: {error}", file=sys.stderr)
             for log in sorted(folder.glob("*.log")):
                 tail = log.read_text(errors="replace").splitlines()[-5:]

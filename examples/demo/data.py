@@ -67,6 +67,8 @@ def choose_data(folder: Path | None) -> DemoData:
     own = folder.resolve() == EXAMPLES
     test_file = _file(folder, "test")
     train, test = read_examples(_file(folder, "train")), read_examples(test_file)
+    if len(train) < (least := sum(MEMBERS.values())):
+        raise DataInvalid(f"{_file(folder, 'train')} has {len(train)} rows, and five members share them; give {least}")
     pieces = WORD_PIECES.exists() and not own
     return DemoData(
         name="desk messages (examples/desk)" if own else str(folder),

