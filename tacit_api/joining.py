@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tacit_api.rows import Data, rows_of
 from tacit_api.torch_threads import threads_kept
 from toolkit.console import CommandFailed
 from toolkit.install import naming_extra
 from toolkit.several import check_several
+
+if TYPE_CHECKING:
+    from edge_client.agent.runner import RunOptions
 
 __all__ = ["Member"]
 
@@ -108,7 +111,7 @@ class Member:
         """
         # An earlier `stop` is over. One that comes from now on counts, even before the member has begun.
         self._wants_stop = False
-        self._run(
+        options = self._options(
             data,
             ledger=ledger,
             jobs=jobs,
@@ -123,8 +126,9 @@ class Member:
             backbones=backbones,
             until_finished=until_finished,
         )
+        self._run(options)
 
-    def _run(
+    def _options(
         self,
         data: Data,
         *,
@@ -140,7 +144,8 @@ class Member:
         device: str = "auto",
         backbones: Sequence[str | Path] = (),
         until_finished: bool = True,
-    ) -> None:
+    ) -> "RunOptions":
+        """Reads rows from memory, and checks what can be checked before a run."""
         from tacit_api.tls import only_tls_13
 
         check_several(jobs, "jobs")
@@ -148,8 +153,7 @@ class Member:
         # Before the import below, which imports gRPC.
         only_tls_13()
         with naming_extra("tacit.Member", "edge"):
-            from edge_client.agent.dry_run import describing
-            from edge_client.agent.runner import RunOptions, run_member
+            from edge_client.agent.runner import RunOptions
 
         rows, named = None, "rows in memory"
         if isinstance(data, str | Path):
@@ -159,7 +163,7 @@ class Member:
             # The jobs to come are not known yet.
             turns["rows_for"] = "texts or dialogues"
             rows = rows_of(data, text=text, label=label, text_b=text_b, person=person, **turns).examples
-        options = RunOptions(
+        return RunOptions(
             data=Path(named),
             rows=rows,
             text=text,
@@ -178,6 +182,10 @@ class Member:
             embedded=True,
         )
 
+    def _run(self, options: "RunOptions") -> None:
+        from edge_client.agent.dry_run import describing
+        from edge_client.agent.runner import run_member
+
         def runs() -> None:
             with threads_kept():
                 run_member(options, describe=describing(options), started=self._begun)
@@ -189,11 +197,15 @@ class Member:
 
         Raises:
             RuntimeError: it runs already. One that ended by itself may start again, and why it ended is then forgotten.
+            ValueError: rows in memory cannot be read, or `jobs` or `backbones` is one string.
         """
+        return self._begin(self._options(data, **options))
+
+    def _begin(self, options: "RunOptions") -> Self:
         if self.running:
             raise RuntimeError("this member runs already; stop it first")
         self._wants_stop = False
-        self._ended = _in_a_thread(lambda: self._run(data, **options), f"tacit-{self.home.name}")
+        self._ended = _in_a_thread(lambda: self._run(options), f"tacit-{self.home.name}")
         return self
 
     @property

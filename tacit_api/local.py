@@ -12,14 +12,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from tacit_api.joining import Member
 from tacit_api.operating import Coordinator, Job
 from tacit_api.rows import Data
 from toolkit.console import CommandFailed, ExitCode
 from toolkit.several import check_several
+
+if TYPE_CHECKING:
+    from edge_client.agent.runner import RunOptions
 
 __all__ = ["LocalFederation", "local_federation"]
 
@@ -67,18 +71,27 @@ class LocalFederation:
 
         Raises:
             CommandFailed: a member ended, too few members take part, or the job did not finish.
-            ValueError: the rows are not those of members.
+            ValueError: the rows are not those of members, or cannot be read. There is then no job.
         """
         rows = dict(data) if isinstance(data, Mapping) else self._in_order(data)
         if unknown := sorted(rows.keys() - self.members.keys()):
             raise ValueError(f"there is no member {unknown[0]!r}; there are {', '.join(self.members)}")
+        # Before the job is there, whose name nobody may use again.
+        planned = {member: self._planned(member, own, columns) for member, own in rows.items()}
         name = str(self.coordinator.create(job, backbones=backbones)["name"])
         with ExitStack() as running:
-            for member, own in rows.items():
-                started = self.members[member].start(own, ledger="local", jobs=(name,), until_finished=False, **columns)
-                running.enter_context(started)
+            for member, options in planned.items():
+                running.enter_context(self.members[member]._begin(replace(options, jobs=(name,))))
             self._wait(name, {member: self.members[member] for member in rows})
         return self.coordinator.job(name)
+
+    def _planned(self, member: str, rows: Data, columns: Mapping[str, Any]) -> "RunOptions":
+        from learning.text.examples import DataInvalid
+
+        try:
+            return self.members[member]._options(rows, ledger="local", until_finished=False, **columns)
+        except DataInvalid as error:
+            raise DataInvalid(f"{member}: {error}") from None
 
     def _in_order(self, data: Sequence[Data]) -> dict[str, Data]:
         """The rows of each member. Raises ValueError unless there are as many."""

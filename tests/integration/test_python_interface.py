@@ -27,7 +27,7 @@ from coordinator.rounds.in_memory import InMemory
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from export.bundle import make_job_bundle, read_job_bundle
-from learning.text.examples import Example
+from learning.text.examples import DataInvalid, Example
 from simulation import virtual_members
 from tacit.blobs import fetch_blob
 from tacit.job import JobSpec
@@ -216,6 +216,18 @@ def test_failures_are_sentences(town, tmp_path):
         town.train(JobSpec.from_toml(written_job(tmp_path, NONE)[0]), {"west": []})
     with pytest.raises(CommandFailed, match="token"):
         tacit.Member.enrol(tmp_path / "thief", "no token")
+
+
+def test_rows_that_cannot_be_read_create_no_job(town, tmp_path):
+    """Names are never used twice, so the job could not be created again with better rows."""
+    job, _ = written_job(tmp_path, NONE.replace('"tried"', '"unread"'))
+    rows = [(row["text"], row["label"]) for row in written_rows(60)]
+    parts = {name: rows[at::3] for at, name in enumerate(town.members)}
+    with pytest.raises(DataInvalid, match=r"^east: the data, row 1: no label in column 'label'"):
+        town.train(job, {**parts, "east": [("the sun", None)]})
+    with pytest.raises(TypeError, match="labels"):
+        town.train(job, parts, labels="when")
+    assert "unread" not in {each["name"] for each in town.coordinator.jobs()}
 
 
 def test_a_job_that_too_few_take_part_in_fails_at_once_and_goes_on_later(town, tmp_path):

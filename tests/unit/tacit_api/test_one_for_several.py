@@ -62,9 +62,8 @@ def test_an_option_of_a_member(more, tmp_path):
     (name,) = more
     with pytest.raises(ValueError, match=f"{name} is one string; give a list, also of one"):
         member.run(ROWS, ledger="own", **more)
-    member.start(ROWS, ledger="own", **more)
     with pytest.raises(ValueError, match="give a list"):
-        member.wait()
+        member.start(ROWS, ledger="own", **more)
 
 
 def test_members_of_a_local_federation(tmp_path):
