@@ -39,7 +39,7 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
     if (
         not window_closed
         and isinstance(state.phase, TrainingWindow)
-        and len(state.phase.ready_order) < rounds.min_members
+        and (len(state.phase.ready_order) < rounds.min_members or _is_too_early(state, state.phase))
     ):
         return
     here = _seatable(state)
@@ -67,6 +67,20 @@ def consider_opening(step: Step, *, window_closed: bool = False) -> None:
         open_attempt(step, ready[:most])
     elif window_closed:
         _window_closed_early(step, ready)
+
+
+def _is_too_early(state: JobState, window: TrainingWindow) -> bool:
+    """Whether the cohort is certainly not complete: the target is not reached, and somebody whom it waits for is not
+    ready. It mostly finds one at once, where the full look visits every member after each READY.
+    """
+    if state.confirmed_sums or len(window.ready_order) >= state.parameters.job.rounds.target_members:
+        return False
+    newer = state.parameters.witnessed().newer
+    return any(
+        view.connected and not view.ready and state.counts(view) and view.away_until <= state.round
+        for name, view in state.members.items()
+        if name not in newer
+    )
 
 
 def _confirmed_and_ready(state: JobState, ready: tuple[str, ...]) -> tuple[str, ...]:

@@ -190,7 +190,7 @@ class JobState:
         Members left out for missed deadlines count if the others are fewer than a cohort needs, or if they are in a
         confirmed sum, which cannot be retried without them.
         """
-        here = {name: view for name, view in self.members.items() if view.connected and self._counts(view)}
+        here = {name: view for name, view in self.members.items() if view.connected and self.counts(view)}
         bound = frozenset[str]().union(*self.confirmed_sums)
         steady = [name for name, view in here.items() if view.away_until <= self.round or name in bound]
         return tuple(sorted(steady if len(steady) >= self.parameters.job.rounds.min_members else here))
@@ -200,5 +200,6 @@ class JobState:
         """Connected members that wait for their stewards to approve the job."""
         return tuple(sorted(name for name, view in self.members.items() if view.connected and view.awaits_approval))
 
-    def _counts(self, view: MemberView) -> bool:
+    def counts(self, view: MemberView) -> bool:
+        """Whether a member has not declined this job and is not left out of this round for what it sent."""
         return view.declined is None and view.barred_until <= self.round
