@@ -12,6 +12,7 @@ values with too few rows are joined.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,8 +180,8 @@ def _said(ratios: Sequence[float]) -> str:
 
 
 def _check_alpha(alpha: float) -> None:
-    if not alpha > 0:
-        raise ValueError(f"alpha = {alpha:g} must be above 0; a large one makes members alike")
+    if not 0 < alpha < inf:
+        raise ValueError(f"alpha = {alpha:g} must be a number above 0; a large one makes members alike")
 
 
 def _random(what: str, seed: int) -> np.random.Generator:

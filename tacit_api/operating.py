@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from tacit.job import JobSpec
 from tacit_api.jobs import read_job
@@ -20,6 +20,7 @@ __all__ = ["AsyncCoordinator", "Coordinator"]
 
 T = TypeVar("T")
 Told = dict[str, Any]
+Change = Literal["pause", "resume", "abort"]
 Job = str | Path | JobSpec | Mapping[str, Any]
 
 
@@ -116,8 +117,14 @@ class AsyncCoordinator:
             document, parts = read_bundle_parts(bundle)
             return job_json(await upload_job(self.folder, document, parts, quiet=True))
 
-    async def change(self, name: str, change: Literal["pause", "resume", "abort"]) -> Told:
-        """Pauses, resumes or aborts a job."""
+    async def change(self, name: str, change: Change) -> Told:
+        """Pauses, resumes or aborts a job.
+
+        Raises:
+            ValueError: it is another change.
+        """
+        if change not in get_args(Change):
+            raise ValueError(f"{change!r} is no change of a job; give {', '.join(get_args(Change))}")
         from coordinator.cli.shown import job_json
         from tacit.v1 import operator_pb2
 
@@ -286,7 +293,7 @@ class Coordinator:
         """See `AsyncCoordinator.create`."""
         return self._done(self._own.create(job, backbones=backbones))
 
-    def change(self, name: str, change: Literal["pause", "resume", "abort"]) -> Told:
+    def change(self, name: str, change: Change) -> Told:
         """See `AsyncCoordinator.change`."""
         return self._done(self._own.change(name, change))
 

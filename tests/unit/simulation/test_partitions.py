@@ -126,7 +126,8 @@ def test_the_smallest_members_have_a_row_in_each_part(size):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: by_label(LABELS, 7, 0.0, 0), "alpha = 0 must be above 0"),
+        (lambda: by_label(LABELS, 7, 0.0, 0), "alpha = 0 must be a number above 0"),
+        (lambda: by_label(LABELS, 7, float("inf"), 0), "alpha = inf must be a number above 0"),
         (lambda: by_label(LABELS, 0, 1.0, 0), "both numbers must be 1 or more"),
         (lambda: by_quantity(9, 10, 1.0, 0), "9 rows are too few for 10 members"),
         (lambda: by_ratios(10, (), 0), "one for each member"),

@@ -273,6 +273,15 @@ def test_a_closed_coordinator_says_so(tmp_path):
         coordinator.status()
 
 
+def test_a_change_that_there_is_not_is_a_sentence(tmp_path):
+    (tmp_path / "operator.toml").touch()
+    with (
+        tacit.Coordinator(tmp_path) as coordinator,
+        pytest.raises(ValueError, match="'stop' is no change of a job; give"),
+    ):
+        coordinator.change("desk", "stop")
+
+
 def test_the_readme_of_simulate_runs(tmp_path, monkeypatch):
     """The docstring's example, as somebody types it."""
     import doctest
