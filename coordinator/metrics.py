@@ -11,7 +11,6 @@ import asyncio
 import math
 import resource
 import shutil
-import statistics
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from prometheus_client import (
     start_http_server,
 )
 
+from coordinator.domain.latest import Latest
 from coordinator.domain.validation import Estimate, Measured
 from toolkit.instruments import Instrument, Instruments, Kind
 
@@ -427,7 +427,7 @@ class Metrics:
         self.ready = False
         # By job: the members' newest reports, those that were ready, and those at their limit. Only since this process
         # started.
-        self._epsilons: dict[str, dict[str, float]] = {}
+        self._epsilons: dict[str, Latest] = {}
         self._with_budget: dict[str, set[str]] = {}
         self._spent: dict[str, set[str]] = {}
         # Members may still report on a job that has just ended.
@@ -622,10 +622,10 @@ class Metrics:
         """Records the epsilon that a ready member reports: what the job has cost its data so far."""
         if job in self._over:
             return
-        reports = self._epsilons.setdefault(job, {})
-        reports[member] = epsilon
-        self._of.set("privacy_epsilon_largest", max(reports.values()), job=job)
-        self._of.set("privacy_epsilon_median", statistics.median(reports.values()), job=job)
+        reports = self._epsilons.setdefault(job, Latest())
+        reports.take(member, epsilon)
+        self._of.set("privacy_epsilon_largest", reports.largest, job=job)
+        self._of.set("privacy_epsilon_median", reports.median, job=job)
 
     def budget_left(self, job: str, member: str) -> None:
         """Records that a member is ready, and so not at its limit, whether or not it reports its epsilon."""

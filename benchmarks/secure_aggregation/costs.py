@@ -27,6 +27,7 @@ from benchmarks.secure_aggregation import rounds as secure_rounds
 from benchmarks.secure_aggregation.crowd import Crowd
 from secure_agg import Graph
 from simulation.engines import local_engine, ray_engine
+from toolkit.install import install_with
 
 BENCH = "secure_agg"
 
@@ -198,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen: argparse.Namespace = options.parse_args(arguments)
     if chosen.engine == "ray" and importlib.util.find_spec("ray") is None:
-        options.error("Ray is not installed; pip install 'tacit-federation[ray]', or leave out --engine")
+        options.error(f"Ray is not installed; {install_with('ray')}, or leave out --engine")
     status = 0
     for name in chosen.part:
         try:

@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.library.record import ROOT, Figure, Results, open_results, parser
 from benchmarks.secure_aggregation.flower import PeerMissing, flower_python
 from benchmarks.simulation.setup import MODELS, Case, accuracy_of, places_of, prepare
+from toolkit.install import install_with
 
 __all__ = ["BENCH", "CASES", "ENGINES", "figures", "main", "measure", "run"]
 
@@ -167,7 +168,7 @@ def main() -> int:
     chosen = options.parse_args()
     results = open_results(BENCH, quick=chosen.quick, revision=REVISION)
     if _ray_version() is None:
-        print("Ray is not installed; type pip install 'tacit-federation[ray]'", file=sys.stderr)
+        print(f"Ray is not installed; {install_with('ray')}", file=sys.stderr)
         return 1
     try:
         python = flower_python(PEER_VENV, FLOWER, make=not chosen.quick)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coordinator.storage.errors import StoreUnusable
+from toolkit.install import install_with
 
 __all__ = ["FOLDERS", "PART_BYTES", "Bucket", "Object", "Place", "place_of"]
 
@@ -100,8 +101,7 @@ class Bucket:
             from s3fs import S3FileSystem
         except ImportError as error:
             raise StoreUnusable(
-                f"{self._named(place)} needs a driver that is not installed ({error.name}); install "
-                "tacit-federation[s3]"
+                f"{self._named(place)} needs a driver that is not installed ({error.name}); {install_with('s3')}"
             ) from error
         self.place = place
         self._below = tuple(place.prefix + folder for folder in FOLDERS)

@@ -287,11 +287,11 @@ def test_a_lost_database_does_not_become_an_empty_federation(tmp_path, monkeypat
 @pytest.fixture
 def looked(monkeypatch):
     """Returns a function that waits for the end of an upkeep check that began after the call."""
-    real, queues = Upkeep.look, []
+    real, queues = Upkeep._look, []
 
-    async def look(self, **which):
+    async def look(self, patience):
         mine = list(queues)
-        failures = await real(self, **which)
+        failures = await real(self, patience)
         for queue in mine:
             queue.put_nowait(None)
         return failures
@@ -302,7 +302,7 @@ def looked(monkeypatch):
         await asyncio.wait_for(queue.get(), 20)
         queues.remove(queue)
 
-    monkeypatch.setattr(Upkeep, "look", look)
+    monkeypatch.setattr(Upkeep, "_look", look)
     return wait
 
 

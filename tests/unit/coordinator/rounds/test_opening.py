@@ -83,7 +83,8 @@ def test_a_ready_member_is_no_reason_to_visit_every_other_one(monkeypatch):
     """In a cohort of 10,000 that would be a hundred million visits in each round."""
     names = [f"m{number:03}" for number in range(300)]
     members = {name: MemberView(True, b"p") for name in names}
-    state, looks, available = state_of(members, (), least=3, target=300), [], JobState.available
+    state, looks = state_of(members, (), least=3, target=300), []
+    available = vars(JobState)["available"]
     monkeypatch.setattr(JobState, "available", property(lambda of: (looks.append(of), available.fget(of))[1]))
     for name in reversed(names[1:]):
         state, _ = transition(state, ev.SaidReady(name, state.round, state.version), 2)

@@ -552,4 +552,4 @@ def test_without_s3_nothing_heavy_is_imported_and_a_missing_driver_is_a_sentence
     )
     lines = done.stdout.splitlines()
     assert lines[0] == "[]"
-    assert "install tacit-federation[s3]" in lines[1]
+    assert "pip install '.[s3]'` in Tacit's source folder" in lines[1]
