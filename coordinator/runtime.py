@@ -164,10 +164,7 @@ class Runtime:
         try:
             data = self.store.get(stored.document)
         except BlobMissing as error:
-            raise StoreUnusable(
-                f"{self.store.place} has lost files that the database names, such as {what} ({stored.document.hex()}); "
-                "correct store_url, put the store back from a copy, or restore a backup (docs/backup.md)"
-            ) from error
+            raise StoreUnusable.lost(self.store.place, f"{what} ({stored.document.hex()})") from error
         return JobDocument.from_json(data, what=what)
 
     def _trace_of(self, job: str) -> Callable[[Count], None]:

@@ -23,7 +23,7 @@ from coordinator.services.running import Running
 from coordinator.services.streams import EOF, Context, first_message
 from coordinator.services.turns import Turns
 from coordinator.storage.blobs import Ranges
-from coordinator.storage.errors import BlobMissing
+from coordinator.storage.errors import BlobMissing, StoreUnusable
 from tacit import wire
 from tacit.identity import Certificate
 from tacit.limits import CERTIFICATES_AT_ONCE, CERTIFICATES_IN_A_PART
@@ -108,7 +108,18 @@ class Transfers:
                     if offset >= end:
                         return
         except BlobMissing as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            if self._always_there(digest):
+                # A disk may not be mounted. A member that heard that there is no such blob would decline for good.
+                raise StoreUnusable.lost(self._running.store.place, f"a blob of a job, {digest.hex()}") from error
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"blob {digest.hex()[:12]} is not kept any more")
+
+    def _always_there(self, digest: bytes) -> bool:
+        """Whether this is a blob of a job or its newest version, which no pruning removes."""
+        for driver in self._running.drivers.values():
+            job, version = driver.state.parameters, driver.state.version
+            if digest in (job.document, version, *job.job.blobs):
+                return True
+        return False
 
     @contextlib.asynccontextmanager
     async def _opened(self, digest: bytes) -> AsyncIterator[Ranges]:

@@ -91,6 +91,14 @@ class BackupDamaged(BackupRefused):
 class StoreUnusable(StorageError):
     """The blob store cannot be read or written."""
 
+    @classmethod
+    def lost(cls, place: str, what: str) -> "StoreUnusable":
+        """The error for a blob that the database names and the store no longer has. `what` says which one."""
+        return cls(
+            f"{place} has lost files that the database names, such as {what}; correct store_url, put the store back "
+            "from a copy, or restore a backup (docs/backup.md)"
+        )
+
 
 class StoreBusy(StoreUnusable):
     """Too many calls wait for the store already."""

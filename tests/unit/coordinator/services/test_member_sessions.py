@@ -380,6 +380,33 @@ async def test_a_member_whose_blob_is_damaged_is_told_to_come_again(house):
     assert str(path) in line["detail"]
 
 
+@housed
+async def test_only_a_version_that_may_be_pruned_is_said_to_be_gone(house):
+    """Whoever hears that a blob of a job is not there declines the job until it restarts."""
+    state = house.runtime.drivers["questions"].state
+    job, earlier = state.parameters.document, house.store.put(b"an earlier version")
+    house.runtime.fetchable.add(earlier)
+    async with stub_of(house) as stub:
+        for digest in (job, state.version, earlier):
+            remove(house.store, digest)
+            with capture_logs() as logs, pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.FetchBlob(pb.FetchBlobRequest(digest=digest)).read()
+            assert str(house.store.place) not in refused.value.details()
+            lines = [line for line in logs if line["event"] == "storage_failed"]
+            if digest == earlier:
+                assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+                assert "is not kept any more" in refused.value.details()
+                assert not lines
+            else:
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert f"{house.store.place} has lost files" in lines[0]["detail"]
+                assert digest.hex() in lines[0]["detail"]
+
+
+def remove(store, digest):
+    Path(store._path(digest)).unlink(missing_ok=True)
+
+
 def _disk_full(_connection, _cursor, statement, *_):
     if statement.startswith("INSERT INTO ledger_counters"):
         raise DBAPIError(statement, None, OSError("the disk is full"))
