@@ -144,7 +144,8 @@ def test_a_member_that_leaves_fails_the_round(tmp_path):
     async def run():
         _, driver, ports, inbox = await started(tmp_path, open_blobs(str(tmp_path / "store")))
         await inbox.until(Assignment, len(MEMBERS))
-        await driver.carry_out(ev.Disconnected("m1"))
+        with pytest.raises(RuntimeError, match="m1 left"):
+            await driver.carry_out(ev.Disconnected("m1"))
         assert driver.state.status is JobStatus.PAUSED
         await driver.stop()
         ports.database.close()

@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from structlog.testing import capture_logs
 
+from coordinator.domain.jobs import JobStatus
 from coordinator.pki import LIFETIMES
 from coordinator.rounds import events as ev
 from coordinator.rounds.state import Aggregating
@@ -344,7 +345,7 @@ class _Driver:
 
     def __init__(self, *cohort) -> None:
         attempt = AttemptId("questions", 3, 5)
-        self.state = SimpleNamespace(phase=Aggregating(attempt, cohort, None, 0, {}))
+        self.state = SimpleNamespace(status=JobStatus.RUNNING, phase=Aggregating(attempt, cohort, None, 0, {}))
         self.posted = []
 
     def post(self, event) -> None:
