@@ -210,14 +210,14 @@ def gaussian_pld(multiplier: float, width: float, rate: float = 1.0) -> Pld:
         return Pld(plain)
 
     def more(epsilons: Vector) -> Vector:
-        # Above 709 a ratio is infinite, and so is what it is compared with.
-        with np.errstate(over="ignore"):
-            ratios = np.expm1(epsilons)
+        ratios = np.expm1(np.minimum(epsilons, 1.0))
         inside = (ratios + rate) / rate
         # Where no output has a lower loss, all of P counts.
-        made = -ratios
-        some = inside > 0
-        made[some] = rate * gaussian_delta(np.log(inside[some]), shift)
+        made, some = -ratios, inside > 0
+        # Beyond 1 the same without e^epsilon, which overflows where hardly any noise has losses above 700.
+        held = np.maximum(epsilons[some], 1.0)
+        large = held + np.log1p((rate - 1) * np.exp(-held)) - math.log(rate)
+        made[some] = rate * gaussian_delta(np.where(epsilons[some] < 1, np.log(inside[some]), large), shift)
         return made
 
     def less(epsilons: Vector) -> Vector:

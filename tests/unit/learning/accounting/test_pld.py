@@ -120,6 +120,16 @@ def test_a_plain_gaussians_delta_is_exact_where_its_parts_overflow():
         assert gaussian_delta(np.array([epsilon]), shift)[0] == pytest.approx(exact, rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.parametrize("rate", [1e-8, 1e-3, 0.12])
+def test_hardly_any_noise_costs_its_whole_loss_although_e_to_the_epsilon_overflows(rate):
+    # The release that exceeds 0.9 tells that the unit was drawn: with probability `rate`, against less than e^-1800.
+    multiplier = 0.0148
+    found = gaussian_pld(multiplier, 0.02, rate).epsilon(rate / 10)
+    assert rate * norm.sf(-0.1 / multiplier) - math.exp(min(0.0, found + norm.logsf(0.9 / multiplier))) <= rate / 10
+    # A draw alone has a loss of 1 / 2 multiplier^2 on average, less ln(1 / rate).
+    assert found == pytest.approx(1 / (2 * multiplier**2) + math.log(rate), rel=0.05)
+
+
 @pytest.mark.parametrize("width", [0.5, 0.05, 1e-3])
 def test_a_grid_only_ever_adds(width):
     """Composed plain Gaussians are one Gaussian, so the exact epsilon is known."""
