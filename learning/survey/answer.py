@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import secure_agg
-from learning.accounting.calibration import calibrate
+from learning.accounting.calibration import NotAffordable, calibrate
 from learning.accounting.events import Adjacency, DiscreteGaussian, Holds
 from learning.accounting.filter import Limit
 from learning.mechanisms.contribution import Update
@@ -96,7 +96,7 @@ def std_for(
         unit: What the ledger protects.
 
     Raises:
-        NotAffordable: No noise is enough.
+        NotAffordable: No noise that an answer can have is enough.
         ValueError: epsilon or delta is out of range.
     """
 
@@ -104,7 +104,11 @@ def std_for(
         return DiscreteGaussian(vector=vector, multiplier=multiplier, unit=unit)
 
     found = distance * calibrate(event_at, 1, Limit(epsilon, delta, adjacency, unit))
-    return min(max(found, MIN_STD), MAX_STD)
+    if found > MAX_STD:
+        raise NotAffordable(
+            f"epsilon {epsilon:g} needs noise of std {found:.0f}, and {MAX_STD:.0f} is the most; raise epsilon"
+        )
+    return max(found, MIN_STD)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 
+from learning.accounting.calibration import NotAffordable
 from learning.accounting.events import metrics_alone
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
 from learning.accounting.renyi import EventUnaccountable
 from learning.accounting.spend import epsilon_pld, merged
 from learning.survey.answer import Answering, event_of_answer, noised, std_for
-from secure_agg.discrete_gaussian import DiscreteGaussian
+from secure_agg.discrete_gaussian import MAX_STD, DiscreteGaussian
+from tacit import validation
 from tacit.mechanism import OwnDiscreteGaussian
 from tacit.question import distance_of
 from tacit.survey import LabelHistogram, RowHistogram, Survey
@@ -130,6 +132,14 @@ def test_the_std_for_an_epsilon_is_the_least_that_its_ledger_admits(question, ad
     std = std_for("histograms", distance_of(question, adjacency, unit), epsilon, 1e-6, adjacency, unit)
     assert counts(std) <= epsilon
     assert counts(0.98 * std) > epsilon
+
+
+def test_an_epsilon_below_what_the_widest_noise_costs_is_not_affordable():
+    """The table of the noise ends at 65,536, which is no answer to an epsilon that needs more."""
+    distance = validation.distance_of("add-remove")
+    assert std_for("metrics", distance, 0.0025, 1e-6) < MAX_STD
+    with pytest.raises(NotAffordable, match="65536"):
+        std_for("metrics", distance, 0.002, 1e-6)
 
 
 def test_more_histograms_in_one_answer_cost_less_than_asking_one_after_another():
