@@ -173,9 +173,9 @@ def _span(lines: list[str], table: str) -> tuple[int, int] | None:
 
 
 def _without(lines: list[str], table: str) -> list[str]:
-    """Return the lines without a table that there is, and without the comment right above it."""
-    span = _span(lines, table)
-    assert span is not None  # noqa: S101  asked for by the caller
+    """Return the lines without a table, if there is one, and without the comment right above it."""
+    if (span := _span(lines, table)) is None:
+        return lines
     first, last = span[0] - 1, span[1]
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1

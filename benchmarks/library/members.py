@@ -25,7 +25,8 @@ import secure_agg
 from edge_client.agent.watching import LogWatcher
 from edge_client.downloads.cache import BlobCache
 from edge_client.identity.home import MemberIdentity
-from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.budget import Budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.session import agent as real

@@ -24,8 +24,9 @@ from edge_client.downloads.backbones import Backbones, named_folders
 from edge_client.downloads.cache import BlobCache
 from edge_client.identity.home import HomeUnusable, MemberIdentity, home_path
 from edge_client.identity.renewal import Renewer
-from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.budget import Budget
 from edge_client.ledger.ledger import LedgerError, ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.conditions import read_conditions
 from edge_client.policy.policy import Policy
 from edge_client.policy.rules import witnesses_needed

@@ -13,7 +13,6 @@ veto that was accepted is carried out, even for a file that is on its way.
 """
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Iterator
 from hashlib import sha256
@@ -28,6 +27,7 @@ from edge_client.withdrawal.folder import WithdrawalFolder
 from tacit.corpus import CorpusStatement
 from tacit.documents import Digest, Document, DocumentInvalid, Moment, Part, Short
 from toolkit.durable import Faults, durable_file, make_folder, no_faults, sync_folder
+from toolkit.locks import held
 
 __all__ = [
     "Choice",
@@ -123,8 +123,7 @@ class CorpusFolder:
         Raises:
             OSError: the lock file cannot be opened.
         """
-        with (self.path / "lock").open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with held(self.path / "lock"):
             yield
 
     def prepare(self) -> None:

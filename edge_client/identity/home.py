@@ -17,7 +17,6 @@ Other packages keep their files beside these (ledger, private parameters, receip
 read is refused, not repaired: anyone who could read a key may have copied it.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -49,6 +48,7 @@ from tacit.identity import (
 )
 from tacit.token import Address, Addresses
 from toolkit.durable import durable_file
+from toolkit.locks import held
 from toolkit.private_files import NotPrivate, check_private
 
 __all__ = [
@@ -234,8 +234,7 @@ class Home:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the lock under which the identity is replaced, or read by a process that must not see it half done."""
-        with self.lock.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with held(self.lock):
             yield
 
 

@@ -1,11 +1,11 @@
 """Random keys of a home, each in a file of its own that is made on the first call and never changed."""
 
-import fcntl
 import secrets
 from pathlib import Path
 
 from edge_client.ledger.store import LedgerDamaged, LedgerUnwritable
 from toolkit.durable import durable_file, make_folder
+from toolkit.locks import held
 
 __all__ = ["home_key"]
 
@@ -40,8 +40,7 @@ def home_key(path: Path, lost: str) -> bytes:
 
 def _draw(path: Path) -> None:
     # No ledger has a lock of this name, whatever its data set is called.
-    with path.with_name(f".{path.name}.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(path.with_name(f".{path.name}.lock")):
         # Another call may have drawn it meanwhile, and may have used it.
         if not path.exists():
             durable_file(path, secrets.token_bytes(_KEY_BYTES), "key")

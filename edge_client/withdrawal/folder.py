@@ -17,7 +17,6 @@ coordinator asks for nothing more all the same.
 """
 
 import errno
-import fcntl
 import hashlib
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from tacit.measurement import Measurement
 from tacit.reason import Reason
 from tacit.withdrawal import WithdrawalRequest, WithdrawalTaken, request_bytes
 from toolkit.durable import durable_file, make_folder, sync_folder
+from toolkit.locks import held
 
 __all__ = ["MAX_ANSWERS", "KeptWithdrawal", "TakenWithdrawal", "WithdrawalFolder", "WithdrawalsUnreadable"]
 
@@ -283,8 +283,7 @@ class WithdrawalFolder:
         """Yields the path of a withdrawal's file, in a folder that is there. No other process writes here meanwhile."""
         path = self._file(job)
         make_folder(path.parent)
-        with (self.path / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with held(self.path / "lock"):
             yield path
 
     def _set_aside(self, path: Path) -> None:

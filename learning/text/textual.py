@@ -15,6 +15,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from learning.text.examples import DataInvalid, RowInvalid
 
@@ -54,20 +55,22 @@ def _jsonl(text: str, name: str) -> Iterator[Row | RowInvalid]:
             yield RowInvalid(name, number, 'not a JSON object; write {"text": ..., "label": ...}')
 
 
-def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterator[Row | RowInvalid]:
+def _table(text: str, name: str, separator: str, *, too_many: str) -> Iterator[Row | RowInvalid]:
     """The rows of a table. `too_many` says what to do about a row with more cells than the header.
 
     Every fault of quotes is an error of the whole file. In a file without one, a line end ends a row if the quotes
     before it are even in number, and each row has an even number itself. So no row moves the ends of others.
     """
-    quoted, record = "delimiter" not in dialect, list[str]()
+    quoted, record = separator == ",", list[str]()
 
     def lines() -> Iterator[str]:
         for line in io.StringIO(text, newline=""):
             record.append(line)
             yield line
 
-    reader = csv.reader(lines(), strict=True, **dialect)  # type: ignore[arg-type]
+    # As registered for text/tab-separated-values, a quotation mark is an ordinary character there.
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    reader = csv.reader(lines(), strict=True, delimiter=separator, quoting=quoting)
     header: list[str] | None = None
     while True:
         begins, fault = reader.line_num + 1, ""
@@ -85,7 +88,7 @@ def _table(text: str, name: str, *, too_many: str, **dialect: object) -> Iterato
             fault = _STRAY
         if header is None:
             line = "".join(record)
-            what = _NOT_UTF8 if _ESCAPED.search(line) else _no_header(cells or [line], dialect) or fault
+            what = _NOT_UTF8 if _ESCAPED.search(line) else _no_header(cells or [line], quoted) or fault
             if what:
                 raise DataInvalid(f"{name}, line {reader.line_num}: {what}")
             if len(set(cells)) != len(cells):
@@ -128,9 +131,9 @@ def _quoted_well(record: list[str]) -> bool:
     return not any('"' in line for line in record) or bool(_AS_QUOTED.fullmatch("".join(record).rstrip("\r\n")))
 
 
-def _no_header(cells: list[str], dialect: dict[str, object]) -> str | None:
-    """Says why the first line of a table is no header, if it has the separator of another format."""
-    if "delimiter" in dialect or len(cells) > 2:
+def _no_header(cells: list[str], quoted: bool) -> str | None:
+    """Says why the first line of a .csv file is no header, if it has the separator of another format."""
+    if not quoted or len(cells) > 2:
         return None
     for separator, said in ((";", "';'"), ("\t", "tabs")):
         if len(cells) == 1 and separator in cells[0] and "," not in cells[0]:
@@ -145,13 +148,11 @@ def _counted(number: int, what: str) -> str:
 
 
 def _csv(text: str, name: str) -> Iterator[Row | RowInvalid]:
-    return _table(text, name, too_many="put quotes around cells that have the separator")
+    return _table(text, name, ",", too_many="put quotes around cells that have the separator")
 
 
 def _tsv(text: str, name: str) -> Iterator[Row | RowInvalid]:
-    # As registered for text/tab-separated-values: a quotation mark is an ordinary character.
-    cure = "take tabs out of the cells"
-    return _table(text, name, too_many=cure, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return _table(text, name, "\t", too_many="take tabs out of the cells")
 
 
 _READERS: dict[str, Callable[[str, str], Iterator[Row | RowInvalid]]] = {".jsonl": _jsonl, ".csv": _csv, ".tsv": _tsv}

@@ -13,7 +13,7 @@ import pytest
 import secure_agg
 from coordinator.domain.jobs import JobStatus
 from coordinator.rounds import effects as fx
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.session import states
 from learning.accounting.events import metrics_alone

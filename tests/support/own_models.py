@@ -15,7 +15,7 @@ import secure_agg
 from edge_client.cli import app
 from edge_client.downloads.cache import BlobCache
 from edge_client.identity.home import MemberIdentity
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper

@@ -12,8 +12,8 @@ from edge_client.corpus_release import sending
 from edge_client.corpus_release.folder import CorpusFolder
 from edge_client.corpus_release.models import TrainedModel
 from edge_client.corpus_release.releaser import Releaser
-from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
 from learning.text.examples import Example

@@ -50,8 +50,9 @@ def test_transfers_resume_after_broken_connections(house):
             assert house.store.get(digest) == data
             assert len(connections) >= 3
             path = house.tmp / "fetched.bin"
-            note = lambda arrived, _: fetched.append(arrived)  # noqa: E731
-            await fetch_blob(stub.FetchBlob, digest, path, patience=30, progress=note)
+            await fetch_blob(
+                stub.FetchBlob, digest, path, patience=30, progress=lambda arrived, _: fetched.append(arrived)
+            )
             assert path.read_bytes() == data
             assert len(connections) >= 5
 

@@ -24,7 +24,7 @@ from edge_client.agent.dry_run import _show, plan_of
 from edge_client.agent.runner import Member, RunOptions, load_member
 from edge_client.downloads.backbones import Backbones
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper

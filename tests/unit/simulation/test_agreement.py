@@ -17,7 +17,7 @@ import pytest
 import tacit
 from coordinator.rounds.in_memory import InMemory
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.session.keeping import Keeper

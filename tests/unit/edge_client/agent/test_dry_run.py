@@ -13,7 +13,7 @@ import pytest
 from edge_client.agent.dry_run import Plan, Reading, _show, plan_of
 from edge_client.agent.runner import Member, RunOptions, Table, load_member
 from edge_client.identity.home import MemberIdentity
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreKey
 from edge_client.session.keeping import Keeper

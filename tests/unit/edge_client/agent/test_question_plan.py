@@ -11,8 +11,8 @@ from edge_client.agent.question_plan import question_plan
 from edge_client.agent.runner import Member, RunOptions
 from edge_client.cli import app
 from edge_client.identity.home import MemberIdentity
-from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from learning.accounting.gate import epsilon_counted
 from learning.survey.answer import event_of_answer

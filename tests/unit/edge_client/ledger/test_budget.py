@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.budget import Budget
 from edge_client.ledger.history import LedgerRolledBack
 from edge_client.ledger.ledger import Ledger, LedgerBusy, LedgerUnwritable, LimitFixed, ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.events import Laplace

@@ -2,8 +2,9 @@
 
 import pytest
 
-from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.budget import Budget
 from edge_client.ledger.ledger import LedgerMisused
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy, PolicyRefusal
 from learning.accounting.calibration import epsilon_at_gate
 from learning.accounting.events import DiscreteGaussian, Laplace, measuring, metrics_alone, metrics_beside, planned

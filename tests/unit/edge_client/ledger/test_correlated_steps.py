@@ -6,11 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from edge_client.cli import app
-from edge_client.ledger.budget import Budget, open_budget
+from edge_client.ledger.budget import Budget
 from edge_client.ledger.chain import Stepped
 from edge_client.ledger.history import LedgerRolledBack
 from edge_client.ledger.ledger import Ledger, LedgerMisused, ledger_path
 from edge_client.ledger.noise import NoiseStore
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.outlook import outlook, stored_state
 from edge_client.ledger.replay import UNKNOWN
 from edge_client.policy.policy import Policy, PolicyRefusal

@@ -13,8 +13,8 @@ from edge_client.approval.deciding import decide, put
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import Ledger, LedgerMisused, ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore

@@ -13,7 +13,7 @@ import structlog
 import secure_agg
 from edge_client.agent.runner import RunOptions, Table, load_member
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.private_store.errors import StateForeign, StoreUnwritable

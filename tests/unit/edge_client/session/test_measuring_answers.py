@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.session.answers import HeldAnswer
 from edge_client.session.kept_back import KeptBack

@@ -16,7 +16,7 @@ from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from edge_client.canaries import CanaryBook
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore, StoreError
 from edge_client.session.keeping import Keeper

@@ -11,7 +11,7 @@ from edge_client.approval.deciding import decide, put
 from edge_client.approval.desk import Desk
 from edge_client.approval.folder import ApprovalFolder
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.plugins import allow_plugin
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore

@@ -14,9 +14,9 @@ import secure_agg
 from edge_client.agent.dry_run import _show, plan_of, reading_of
 from edge_client.agent.runner import Member
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
 from edge_client.ledger.history import replayed
 from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.store import reading
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy

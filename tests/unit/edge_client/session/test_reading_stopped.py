@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.private_store.features import FeatureFile

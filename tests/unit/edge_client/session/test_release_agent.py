@@ -11,7 +11,7 @@ import torch
 
 from edge_client.agent.own_model import _fetch
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.writer_thread import WriterThread
 from edge_client.policy.policy import Policy, PolicyRefusal
 from edge_client.private_store import PrivateStore

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks.operations.ledger_faults import LIMIT
-from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import Ledger, ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.writer_thread import WriterThread
 from edge_client.policy.policy import Policy
 from edge_client.session import agent as agent_module

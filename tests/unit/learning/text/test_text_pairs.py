@@ -28,8 +28,8 @@ from edge_client.agent.own_model import UNWATCHED, Fetched, own_model
 from edge_client.agent.runner import Member, RunOptions, load_member, run_member
 from edge_client.cli.predict import predict
 from edge_client.downloads.cache import BlobCache
-from edge_client.ledger.budget import open_budget
 from edge_client.ledger.ledger import ledger_path
+from edge_client.ledger.opening import open_budget
 from edge_client.ledger.overlap import digest_of_marks, marks_of
 from edge_client.ledger.verification import verify
 from edge_client.policy.policy import Policy
