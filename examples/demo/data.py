@@ -53,7 +53,11 @@ def _file(folder: Path, stem: str) -> Path:
     for name in (f"{stem}.jsonl", f"{stem}.jsonl.gz"):
         if (folder / name).exists():
             return folder / name
-    raise DataInvalid(f"{folder} has neither {stem}.jsonl nor {stem}.jsonl.gz")
+    if not folder.is_dir():
+        raise DataInvalid(f"{folder} is no folder; name one that has train.jsonl and test.jsonl")
+    raise DataInvalid(
+        f'{folder} has neither {stem}.jsonl nor {stem}.jsonl.gz; write one {{"text": ..., "label": ...}} a line there'
+    )
 
 
 def choose_data(folder: Path | None) -> DemoData:

@@ -57,14 +57,20 @@ class _Popen:
 
 @pytest.mark.parametrize(
     ("rows", "says"),
-    [(None, "has neither test.jsonl nor test.jsonl.gz"), (14, "train.jsonl has 14 rows, and five members share them")],
+    [
+        (None, "is no folder; name one that has train.jsonl and test.jsonl"),
+        ({}, "has neither test.jsonl nor test.jsonl.gz; write one"),
+        ({"train": 14, "test": 14}, "train.jsonl has 14 rows, and five members share them"),
+    ],
 )
 def test_data_that_cannot_be_used_is_a_sentence(rows, says, monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "given"
     if rows is not None:
-        for name in ("train", "test"):
-            lines = [json.dumps({"text": f"text {at}", "label": "ab"[at % 2]}) for at in range(rows)]
-            (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    monkeypatch.setattr(sys, "argv", ["demo", "--small", "--data", str(tmp_path)])
+        folder.mkdir()
+        for name, many in rows.items():
+            lines = [json.dumps({"text": f"text {at}", "label": "ab"[at % 2]}) for at in range(many)]
+            (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "argv", ["demo", "--small", "--data", str(folder)])
     assert demonstration.main() == 1
     assert re.match(f"demo failed: .*{re.escape(says)}", capsys.readouterr().err)
 
