@@ -32,9 +32,6 @@ def computed(step: Step, event: ev.Computed) -> None:
     asks = state.parameters.job.question is not None
     exploded = None if asks else explosion(number, Size.of(state.parameters.job), state.norms, norms)
     records: list[fx.Record] = [
-        fx.PublishVersion(
-            number, event.version, state.round, norms, exploded, optimiser, event.server_state, event.validation
-        ),
         EndAttempt(
             attempt=phase.attempt,
             published=True,
@@ -45,6 +42,9 @@ def computed(step: Step, event: ev.Computed) -> None:
             result=event.result,
             version=event.version,
             training=event.training,
+        ),
+        fx.PublishVersion(
+            number, event.version, state.round, norms, exploded, optimiser, event.server_state, event.validation
         ),
         fx.EndRound(state.round, True, Reason.REASON_UNSPECIFIED),
     ]

@@ -228,3 +228,22 @@ def test_an_upload_goes_only_into_the_sum_of_its_group():
         desk.close(ATTEMPT, keep_sum=False)
 
     asyncio.run(run())
+
+
+def test_a_version_is_marked_for_a_member_that_withdrew_while_its_sum_was_opened(tmp_path):
+    seen = {}
+
+    def until(driver):
+        phase, database = driver.state.phase, driver._ports.database
+        if isinstance(phase, Aggregating) and phase.protocol.phase is secure_agg.Phase.UNMASK and not seen:
+            database.run_now(lambda s: records.invite(s, "m0", "a" * 24, bytes(32), 9, 1))
+            seen["held"] = database.run_now(lambda s: records.withdraw(s, "m0", "questions", 2)).held
+        if driver.state.version_number == 0:
+            return False
+        seen["versions"] = database.run_now(lambda s: records.versions(s, "questions"))
+        return True
+
+    _, _, attempt = asyncio.run(played(tmp_path, Crowd(one_round("median")), until))
+    assert "m0" in attempt.survivors
+    assert seen["held"] == ()
+    assert [each.withdrawn for each in seen["versions"]] == [0, 1]
