@@ -1,7 +1,8 @@
 """The running coordinator: every job's driver, every member's session, and the messages between them.
 
 It implements `Live` for the operator's service. At a start it first closes in the database what a crash left open, then
-loads each job and starts its driver. Members reconnect by themselves and learn the current state.
+loads the jobs that go on and starts their drivers. Jobs that are over grow in number; it loads them while it serves.
+Members reconnect by themselves and learn the current state.
 
 What services change runs to its end (`acts`). `catch_up`, which the upkeep calls, carries out what the database has and
 this process has not, because a commit's answer was lost or a command beside the server wrote it.
@@ -92,6 +93,11 @@ class Runtime:
         # The journal's entry up to which this process has acted, and created jobs that have no driver yet.
         self._acted_on = 0
         self._not_driven: set[str] = set()
+        # Jobs that are over and not loaded yet, the next one last, what loads them, and whether that is done.
+        self._over: list[str] = []
+        self._loading: asyncio.Task[None] | None = None
+        self._all_loaded = asyncio.Event()
+        self._all_loaded.set()
         self._verification = verification = Verification(root)
         self._federation = verification.trust.federation
         self.corpora = Corpora(
@@ -101,18 +107,21 @@ class Runtime:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Closes what a crash left open and starts every job."""
+        """Closes what a crash left open and starts every job that is not over. `load_over` has to follow."""
         now_ms = time.time_ns() // 1_000_000
         reason = Reason.REASON_COORDINATOR_RESTARTED
         lost = await self.database.run(lambda session: records.abandon_open_attempts(session, now_ms, reason))
         for attempt in lost:
             log.warning("attempt_lost", job=attempt.job, round=attempt.round, attempt=attempt.attempt)
         self.corpora.start()
-        newest, jobs = await self.database.run(lambda session: (records.head(session), records.load_jobs(session)))
+        newest, jobs, over = await self.database.run(
+            lambda s: (records.head(s), records.load_jobs(s, over=False), records.jobs_over(s))
+        )
         self._acted_on = newest.id
         for stored in jobs:
-            # Read the document in a thread, as it takes longer than the event loop may block.
-            await self._start_job(stored, await self.store.apart.run(self._document, stored))
+            await self._load(stored)
+        self._over = over[::-1]
+        self._all_loaded.clear()
 
     async def stop(self) -> None:
         """Waits for acts under way, for a bounded time, then ends every driver.
@@ -121,6 +130,9 @@ class Runtime:
         """
         # An act may need a driver, or start one.
         await self.acts.end()
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
         await asyncio.gather(*(driver.stop() for driver in self.drivers.values()))
 
     async def catch_up(self) -> None:
@@ -152,12 +164,40 @@ class Runtime:
         try:
             if name not in self.drivers:
                 stored = await self.database.run(lambda session: records.load_job(session, name))
-                if await self._start_job(stored, await self.store.apart.run(self._document, stored)):
+                if await self._load(stored):
                     log.info("caught_up", job=name, what="start")
         except (StorageError, DocumentInvalid) as error:
             return error
         self._not_driven.discard(name)
         return None
+
+    def load_over(self) -> None:
+        """Begins to load the jobs that are over, after `start`.
+
+        What cannot be loaded is left to `catch_up`, which tries it again and again.
+        """
+        self._loading = asyncio.create_task(self._load_each_over(), name="jobs that are over")
+
+    async def _load_each_over(self) -> None:
+        while self._over:
+            name = self._over[-1]
+            try:
+                await self._load(await self.database.run(partial(records.load_job, name=name)))
+            except Exception as error:
+                # Whatever it is, the other jobs are loaded.
+                log.error("job_not_loaded", job=name, error=str(error), exc_info=error)
+                self._not_driven.add(name)
+            self._over.pop()
+        self._all_loaded.set()
+
+    async def loaded(self) -> None:
+        """Waits until the jobs that are over are known, too; see `Running`."""
+        await self._all_loaded.wait()
+
+    async def _load(self, stored: records.StoredJob) -> bool:
+        """Reads a job's document and starts its driver. Returns whether it had none."""
+        # In a thread, as reading takes longer than the event loop may block.
+        return await self._start_job(stored, await self.store.apart.run(self._document, stored))
 
     def _document(self, stored: records.StoredJob) -> JobDocument:
         what = f"the document of {stored.name}"
@@ -245,7 +285,7 @@ class Runtime:
     def _session_opened(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
         admitted = [name for name in self.drivers if _admits(session, name)]
-        session.jobs = len(self.drivers)
+        session.jobs = len(self.drivers) + len(self._over)
         for name in admitted:
             self._connected(name, session)
         if not admitted:
@@ -305,6 +345,8 @@ class Runtime:
 
     async def change_job(self, name: str, change: JobChange) -> None:
         """Pauses, resumes or aborts; see `Live`."""
+        if name not in self.drivers:
+            await self.loaded()
         driver = self.drivers.get(name)
         if driver is None:
             raise OperatorRefused(

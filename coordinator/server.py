@@ -219,12 +219,18 @@ async def start(
         await server.start()
     await relay.start()
     await ports.refuse_tls_12(config)
-    await upkeep.first_look()
-    stack.callback(asyncio.create_task(upkeep.run()).cancel)
+    await _keep_up(upkeep, runtime, stack)
     await _say_serving(checks, metrics)
     # This is undone first: health checks then answer at once, and members get a Goodbye while their streams are open.
     stack.push_async_callback(_say_goodbye, checks, runtime)
     return Serving(runtime, metrics, relay.port, federation_port, endpoint.port)
+
+
+async def _keep_up(upkeep: Upkeep, runtime: Runtime, stack: AsyncExitStack) -> None:
+    """Looks once, then starts what goes on while the ports serve: the upkeep, and loading jobs that are over."""
+    await upkeep.first_look()
+    stack.callback(asyncio.create_task(upkeep.run()).cancel)
+    runtime.load_over()
 
 
 async def _spans(config: CoordinatorConfig, federation: bytes, stack: AsyncExitStack) -> Spans | None:

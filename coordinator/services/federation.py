@@ -127,6 +127,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     ) -> pb.OpenJobsResponse:
         """Returns the running jobs, or all."""
         async with self._callers.member(context, jobs_tokens(len(self._running.drivers))):
+            if request.all:
+                await self._running.loaded()
             states = [driver.state for driver in self._running.drivers.values()]
             return pb.OpenJobsResponse(
                 jobs=[

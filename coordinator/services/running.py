@@ -36,6 +36,10 @@ class Running(Protocol):
     # Digests that members may fetch: job documents, the blobs that they name, and published versions.
     fetchable: set[bytes]
 
+    async def loaded(self) -> None:
+        """Waits until the jobs that are over are known, too. A start begins with the others."""
+        ...
+
     async def withdrawn(self, member: str) -> None:
         """Lets every job go on at once without a member that has withdrawn from it, by what the database says now."""
         ...

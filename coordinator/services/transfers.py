@@ -89,6 +89,8 @@ class Transfers:
         """Sends a member a blob of a job, or the requested part of it."""
         digest, own = request.digest, self._turns.setdefault(member, Turns(1, _PATIENCE_OF_A_MEMBER))
         if digest not in self._running.fetchable:
+            await self._running.loaded()
+        if digest not in self._running.fetchable:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job has a blob {digest.hex()[:12]}")
         try:
             async with self._opened(digest) as blob:

@@ -49,6 +49,7 @@ __all__ = [
     "fix_survivors",
     "forgive",
     "is_document",
+    "jobs_over",
     "load_job",
     "load_jobs",
     "note_fetched",
@@ -62,6 +63,7 @@ __all__ = [
 ]
 
 Outcome = Literal["published", "abandoned"]
+_OVER = [status.value for status in JobStatus if status.is_final]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +264,16 @@ def forgive(s: Session, name: str) -> None:
     s.flush()
 
 
-def load_jobs(s: Session) -> list[StoredJob]:
-    """Returns every job, in the order of creation."""
-    return [_stored_job(s, row) for row in s.scalars(select(JobRow).order_by(JobRow.created_ms, JobRow.name))]
+def load_jobs(s: Session, *, over: bool = True) -> list[StoredJob]:
+    """Returns every job, or without `over` those that are not over, in the order of creation."""
+    asked = select(JobRow).order_by(JobRow.created_ms, JobRow.name)
+    return [_stored_job(s, row) for row in s.scalars(asked if over else asked.where(JobRow.status.not_in(_OVER)))]
+
+
+def jobs_over(s: Session) -> list[str]:
+    """Returns the names of jobs that are over, the newest first."""
+    asked = select(JobRow.name).where(JobRow.status.in_(_OVER))
+    return list(s.scalars(asked.order_by(JobRow.created_ms.desc(), JobRow.name)))
 
 
 def load_job(s: Session, name: str) -> StoredJob:
