@@ -28,6 +28,7 @@ from learning.text.dialogue import DialogueEncoder
 from learning.text.turns import Dialogue
 from tacit.bundle import CACHE_FILE, WEIGHTS_FILE, BundleInvalid, GeneratorFacts, read_bundle, read_index
 from toolkit.several import check_several
+from toolkit.whole import whole
 
 # `Dialogue` is re-exported for commands, which may import from this package only.
 __all__ = [
@@ -532,8 +533,10 @@ class Generator:
             cancelled: asked before every token. True ends the iteration; responses that are not finished are dropped.
 
         Raises:
-            PromptTooLong, ValueError, ModelFailed: as for `write`. Prompts are checked before anything is written.
+            PromptTooLong, ValueError, ModelFailed: as for `write`; or `batch` is not 1 or more. Prompts are checked
+                before anything is written.
         """
+        whole(batch, "batch", 1)
         prompts = []
         for number, each in enumerate(dialogues, start=1):
             try:

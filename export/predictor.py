@@ -23,6 +23,7 @@ from learning.text.examples import TextRow
 from tacit.bundle import BundleInvalid, Labels, ModelFacts, backbone_folder, read_bundle
 from tacit.documents import DocumentInvalid
 from toolkit.several import check_several
+from toolkit.whole import whole
 
 __all__ = ["Prediction", "Predictor"]
 
@@ -96,12 +97,13 @@ class Predictor:
             batch: number of texts that go through the model at once.
 
         Raises:
-            ValueError: a text is given but the model reads pairs, or the reverse; or one string for a list.
+            ValueError: a text is given but the model reads pairs, or the reverse; one string for a list; or no whole
+                number of 1 or more as `batch`.
             BundleInvalid: a logit is not a number.
         """
         check_several(texts, "texts")
         rows = [np.empty((0, len(self.labels)), dtype=np.float32)]
-        for first in range(0, len(texts), batch):
+        for first in range(0, len(texts), whole(batch, "batch", 1)):
             rows.append(self._run(self._encoder.encode(texts[first : first + batch])))
         logits = np.concatenate(rows)
         if not np.isfinite(logits).all():

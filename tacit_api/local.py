@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from tacit_api.operating import Coordinator, Job
 from tacit_api.rows import Data
 from toolkit.console import CommandFailed, ExitCode
 from toolkit.several import check_several
+from toolkit.whole import whole
 
 if TYPE_CHECKING:
     from edge_client.agent.runner import RunOptions
@@ -145,10 +146,9 @@ def local_federation(
 
     Raises:
         CommandFailed: the coordinator does not start.
-        ValueError: `members` is one string.
+        ValueError: `members` is one string, no number of members, or names nobody or somebody twice.
     """
-    check_several(members, "members")
-    names = tuple(f"member-{number}" for number in range(1, members + 1)) if isinstance(members, int) else members
+    names = _names(members)
     kept = None if folder is not None else tempfile.mkdtemp(prefix="tacit-federation-")
     place = Path(kept or str(folder))
     try:
@@ -176,6 +176,19 @@ def local_federation(
     finally:
         if kept is not None:
             shutil.rmtree(kept, ignore_errors=True)
+
+
+def _names(members: object) -> tuple[str, ...]:
+    check_several(members, "members")
+    if not isinstance(members, Iterable):
+        return tuple(f"member-{number}" for number in range(1, whole(members, "members", 1) + 1))
+    names = tuple(members)
+    if not names:
+        raise ValueError("members is empty; give a name for each member, or how many there are")
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ValueError(f"members names {name!r} twice; give each member its own name")
+    return names
 
 
 _PORTS = ("enrolment", "federation", "metrics")

@@ -15,6 +15,7 @@ from tacit_api.jobs import read_job
 from tacit_api.rows import Data, rows_of
 from tacit_api.torch_threads import threads_kept
 from toolkit.install import naming_extra
+from toolkit.whole import whole
 
 if TYPE_CHECKING:
     import pandas
@@ -243,6 +244,9 @@ def simulate(
         from simulation.preparing import Engines, Shares, opened, parts_of, prepared
         from simulation.simulate import Losses, Plan, check_simulated
 
+    # The smallest numbers are those of `coordinator simulate`.
+    members, seed, workers = whole(members, "members", 2), whole(seed, "seed", 0), whole(workers, "workers", 1)
+    cohort = None if cohort is None else whole(cohort, "cohort", 2)
     spec, base = read_job(job)
     check_simulated(spec)
     if (partition == "column") != (column is not None):
@@ -269,7 +273,7 @@ def simulate(
         return rows_of(given, text=text, label=labelled, person=whose, column=which, **more)
 
     rows = read(data, column, person)
-    if isinstance(test, float):
+    if isinstance(test, int | float):
         if not 0.01 <= test <= 0.9:
             raise ValueError(f"test={test} is no share of the rows; give one from 0.01 to 0.9, or rows")
         rows, apart = parts_of(rows, test=test, seed=seed)

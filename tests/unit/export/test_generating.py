@@ -237,6 +237,13 @@ def test_several_at_once_write_what_each_writes_alone(generator: Generator) -> N
             assert list(generator.write_all(dialogues[:3], sampling, batch=batch)) == together[:3]
 
 
+def test_a_batch_of_none_is_refused(generator: Generator) -> None:
+    """One of -1 would write nothing for any prompt, and say nothing."""
+    for batch in (0, -1):
+        with pytest.raises(ValueError, match=f"batch={batch} is not possible; give a whole number, 1 or more"):
+            list(generator.write_all([Dialogue.of(QUESTIONS[0])], batch=batch))
+
+
 def test_each_place_draws_for_itself(generator: Generator) -> None:
     """With one row of random numbers for all prompts, figures over them were those of one draw."""
     sampling = Sampling(1.0, seed=3)
