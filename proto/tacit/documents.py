@@ -59,6 +59,14 @@ _MAX_MISTAKE = 500
 
 # Matches the words in pydantic's list of what a field accepts: 'one', 'other' or 'third'.
 _WORD = re.compile(r"'([^']+)'")
+# What a text must be, by the pattern of its field.
+_PATTERNS = {
+    r"^[a-z0-9][a-z0-9._-]{0,62}$": (
+        "must be 1 to 63 of a-z, 0-9, dot, dash and underscore, with a letter or digit first"
+    ),
+}
+# Where pydantic would read true as 1.
+_NUMBERS = (int, float, int | None, float | None)
 
 # A name or a word.
 Short = Annotated[str, StringConstraints(max_length=200)]
@@ -155,6 +163,32 @@ def _said(item: Mapping[str, Any]) -> str:
             return f"must be a list, not {_type_of(item['input'])}"
         case "string_too_long":
             return f"must have at most {item['ctx']['max_length']} characters, has {len(item['input'])}"
+        case "string_too_short":
+            least = item["ctx"]["min_length"]
+            return "must not be empty" if least == 1 else f"must have at least {least} characters"
+        case "string_pattern_mismatch":
+            pattern = item["ctx"]["pattern"]
+            return _PATTERNS.get(pattern, f"must match {pattern}")
+        case "greater_than_equal":
+            return f"must be {_number(item['ctx']['ge'])} or more"
+        case "greater_than":
+            return f"must be above {_number(item['ctx']['gt'])}"
+        case "less_than_equal":
+            return f"must be at most {_number(item['ctx']['le'])}"
+        case "less_than":
+            return f"must be below {_number(item['ctx']['lt'])}"
+        case "int_from_float":
+            return "must be a whole number, not a fraction"
+        case "int_type" | "int_parsing" | "int_parsing_size":
+            return f"must be a whole number, not {_type_of(item['input'])}"
+        case "float_type" | "float_parsing":
+            return f"must be a number, not {_type_of(item['input'])}"
+        case "finite_number":
+            return "must be a finite number"
+        case "bool_type" | "bool_parsing":
+            return f"must be true or false, not {_type_of(item['input'])}"
+        case "string_type":
+            return f"must be text, not {_type_of(item['input'])}"
         case "too_short" if "ctx" in item and "min_length" in item["ctx"]:
             return f"must have {item['ctx']['min_length']} entries or more, has {item['ctx']['actual_length']}"
         case "literal_error" if words := _WORD.findall(item["ctx"]["expected"]):
@@ -167,6 +201,10 @@ def _said(item: Mapping[str, Any]) -> str:
         case _:
             sentence: str = item["msg"]
             return sentence.removeprefix("Value error, ")
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:,.10g}"
 
 
 def _type_of(value: object) -> str:
@@ -196,6 +234,15 @@ class Part(BaseModel):
     def _few_keys(cls, table: Any) -> Any:
         if isinstance(table, dict) and len(table) > len(cls.model_fields) + _SPARE_KEYS:
             raise ValueError(f"has {len(table)} keys, but only {len(cls.model_fields)} are known; check their spelling")
+        return table
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, table: Any) -> Any:
+        """`surveys_epsilon = true` must not mean 1."""
+        for key, value in table.items() if isinstance(table, dict) else ():
+            if isinstance(value, bool) and key in cls.model_fields and cls.model_fields[key].annotation in _NUMBERS:
+                raise _mistake(key, "must be a number, not true or false", value)
         return table
 
 

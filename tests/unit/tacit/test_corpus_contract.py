@@ -49,8 +49,8 @@ def said(**changes):
             "corpus.source: under distributed-gaussian a member's own model has only a share of the noise, which "
             'protects nothing by itself; set source = "operator", or use dp-sgd',
         ),
-        ({"corpus": {"texts": 0}}, "corpus.texts: Input should be greater than or equal to 1"),
-        ({"corpus": {"max_bytes": MAX_CORPUS_BYTES + 1}}, "corpus.max_bytes: Input should be less than or equal to"),
+        ({"corpus": {"texts": 0}}, "corpus.texts: must be 1 or more"),
+        ({"corpus": {"max_bytes": MAX_CORPUS_BYTES + 1}}, "corpus.max_bytes: must be at most 67,108,864"),
         ({"corpus": {"source": "anybody"}}, "corpus.source: 'anybody' is not one of members, operator"),
         ({"corpus": {"text": 3}}, "corpus.text: unknown key; check its spelling"),
         ({"model": {"architecture": "rvae", "tied": True}}, "model: tied needs freeze_embedding"),
@@ -62,7 +62,7 @@ def said(**changes):
             {"labels": [f"label {each}" for each in range(257)], "corpus": {"source": "operator"}},
             "corpus.guidance: needs a decoder for each label, and 257 labels are more than 256; set guidance = 0",
         ),
-        ({"corpus": {"guidance": 21}}, "corpus.guidance: Input should be less than or equal to 20"),
+        ({"corpus": {"guidance": 21}}, "corpus.guidance: must be at most 20"),
     ],
     ids=lambda each: str(each)[:60],
 )

@@ -1,5 +1,7 @@
 """Errors in job files: the key as the file has it, what is wrong, what to do."""
 
+from math import inf
+
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
@@ -58,9 +60,26 @@ def said(**changes):
         ({"mechanism": "dp-sgd"}, "mechanism.noise_multiplier: missing; it has no default"),
         (
             {"model": {"architecture": "bilstm", "hidden": 0}},
-            "model.hidden: Input should be greater than or equal to 1",
+            "model.hidden: must be 1 or more",
         ),
         ({"model": {"widths": [65]}}, "model: every width must lie between 1 and max_tokens"),
+        # Numbers and texts.
+        ({"seed": -1}, "seed: must be 0 or more"),
+        ({"training": {"batch": 0}}, "training.batch: must be 1 or more"),
+        ({"training": {"batch": 1.5}}, "training.batch: must be a whole number, not a fraction"),
+        ({"training": {"batch": "many"}}, "training.batch: must be a whole number, not text"),
+        ({"training": {"learning_rate": "high"}}, "training.learning_rate: must be a number, not text"),
+        ({"training": {"learning_rate": inf}}, "training.learning_rate: must be a finite number"),
+        ({"training": {"checkpointing": "never"}}, "training.checkpointing: must be true or false, not text"),
+        # true would otherwise be 1.
+        ({"training": {"batch": True}}, "training.batch: must be a number, not true or false"),
+        ({"aggregation": {"clip": True}}, "aggregation.clip: must be a number, not true or false"),
+        ({"rounds": {"count": 10**7}}, "rounds.count: must be at most 1,000,000"),
+        ({"name": 3}, "name: must be text, not a number"),
+        (
+            {"name": "Desk"},
+            "name: must be 1 to 63 of a-z, 0-9, dot, dash and underscore, with a letter or digit first",
+        ),
         ({"surprise": 1}, "surprise: unknown key; check its spelling"),
         ({"rounds": {"deadlines": {"trainin": 1}}}, "rounds.deadlines.trainin: unknown key; check its spelling"),
         # Kinds that are unknown or missing, and values that are not tables.
@@ -91,7 +110,7 @@ def said(**changes):
             for tokens in ("digit", [], [""], ["a", 3], ["a" * 201], 3)
         ),
         ({"labels": ["a"]}, "labels: must have 2 entries or more, has 1"),
-        ({"labels": ["a", ""]}, "labels.1: String should have at least 1 character"),
+        ({"labels": ["a", ""]}, "labels.1: must not be empty"),
         ({"labels": "ab"}, "labels: must be a list, not text"),
         # A vocabulary's kind has no name: the key `file` decides.
         ({"vocabulary": "own"}, f"vocabulary: {NO_TABLE}"),
@@ -306,7 +325,7 @@ def said(**changes):
         ),
         (
             {"training": {"embedding_learning_rate": 0}},
-            "training.embedding_learning_rate: Input should be greater than 0",
+            "training.embedding_learning_rate: must be above 0",
         ),
     ],
     ids=lambda each: str(each)[:60],
@@ -317,7 +336,7 @@ def test_a_mistake_is_one_sentence_under_the_files_own_key(changes, sentence):
 
 def test_two_mistakes_in_one_table_are_both_reported():
     assert said(model={"architecture": "bilstm", "hiden": 3, "dropout": 1}) == (
-        "model.dropout: Input should be less than 1; "
+        "model.dropout: must be below 1; "
         'model.hiden: bilstm has no such key; check its spelling, or architecture = "bilstm"'
     )
 

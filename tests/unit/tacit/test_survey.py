@@ -88,9 +88,9 @@ def test_a_document_that_asks_says_only_what_it_asks(changes, said):
             "labels has no such key (lengths, unknown, rows have)",
         ),
         ({"kind": "lengths", "at_most": [8, 8]}, "must rise from each bound to the next"),
-        ({"kind": "lengths", "at_most": [0]}, "greater than or equal to 1"),
-        ({"kind": "lengths", "at_most": [5000]}, "less than or equal to 4096"),
-        ({"kind": "unknown", "at_most": [100]}, "less than or equal to 99"),
+        ({"kind": "lengths", "at_most": [0]}, "must be 1 or more"),
+        ({"kind": "lengths", "at_most": [5000]}, "must be at most 4,096"),
+        ({"kind": "unknown", "at_most": [100]}, "must be at most 99"),
         ({"kind": "rows", "at_most": []}, "must have 1 entries or more"),
     ],
 )
