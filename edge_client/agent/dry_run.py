@@ -22,14 +22,14 @@ from edge_client.approval.desk import Describe
 from edge_client.corpus_release.making import order_of
 from edge_client.downloads.backbones import Wanted
 from edge_client.identity.reaching import CallFailed, call_any
-from edge_client.ledger.outlook import Outlook, may_measure, outlook, stored_state
+from edge_client.ledger.outlook import Outlook, check_unit, may_measure, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.private_store import PrivateStore, StoreError, store_key
 from edge_client.runtime import cannot_train
 from edge_client.session.keeping import TableUnused, table_unused
 from learning.accounting.expected_noise import ExpectedNoise, Values, expected_noise
-from learning.accounting.planning import NOTHING_MEASURED, MetricsCost, cost_of_metrics
+from learning.accounting.planning import MetricsCost, cost_of_metrics, nothing_measured
 from learning.artifacts import Blob, fetch_job, fetch_manifest, fetch_tokenizer
 from learning.backbones.layout import BackboneInvalid
 from learning.mechanisms.protection import protection_of
@@ -533,6 +533,7 @@ def _costs(job: JobDocument, member: Member) -> tuple[float | None, float | None
 
     policy, federation = member.policy, member.identity.federation
     state = stored_state(member.home, member.data_name)
+    check_unit(policy, state)
     held = () if state is None else state.reservations.values()
     event = protection_of(
         job,
@@ -738,6 +739,10 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     for tensor in plan.manifest.tensors:
         shape = " x ".join(str(size) for size in tensor.shape)
         say(f"    {tensor.name:<40} {shape:>16}  {tensor.size:>12,} values")
+    others = [segment for segment in plan.segments() if segment.name != "update"]
+    if others:
+        names, lengths = ", ".join(each.name for each in others), {each.length for each in others}
+        say(f"    {names:<40} {f'{lengths.pop()} each':>16}  {sum(each.length for each in others):>12,} values")
     if keeps_anything(job.method):
         say(f"  stays here: {_kept(job)}")
     if (table := plan.table) is not None and table.width == table.needed:
@@ -756,16 +761,14 @@ def _show(plan: Plan, member: Member, say: Callable[[str], None] = _print) -> No
     if (frozen := plan.backbone) is not None:
         where = "in this member's cache" if frozen.here else f"available from {', then '.join(frozen.sources) or '-'}"
         say(f"  stays frozen: a {frozen.kind}, {frozen.digest.hex()[:16]}, {frozen.size / 1e6:,.1f} MB, {where}")
-    others = [segment for segment in plan.segments() if segment.name != "update"]
-    if others:
-        names, lengths = ", ".join(each.name for each in others), {each.length for each in others}
-        say(f"    {names:<40} {f'{lengths.pop()} each':>16}  {sum(each.length for each in others):>12,} values")
     sizes = sorted({job.rounds.min_members, job.rounds.target_members})
     told = [f"{plan.bytes_a_round(size):,} in a cohort of {size} ({plan.bits(size)} bits a value)" for size in sizes]
     say(f"  bytes a round: {', '.join(told)}")
     say(f"  {_price(plan, member)}")
-    if job.metrics is not None:
-        say(f"  {NOTHING_MEASURED if plan.metrics is None else plan.metrics.sentence}")
+    # Without a cost a refusal says why there is none.
+    if job.metrics is not None and plan.epsilon_of_all_rounds is not None:
+        nothing = nothing_measured(member.policy.metrics_epsilon)
+        say(f"  {nothing if plan.metrics is None else plan.metrics.sentence}")
     if member.policy.measures:
         say(f"  keeps {member.policy.validation_share:.0%} of your rows back from every training, to measure versions")
     if plan.outlook is not None:

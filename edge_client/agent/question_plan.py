@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import secure_agg
 from edge_client.ledger import questions
-from edge_client.ledger.outlook import Outlook, outlook, stored_state
+from edge_client.ledger.outlook import Outlook, check_unit, outlook, stored_state
 from edge_client.ledger.store import LedgerError
 from edge_client.policy.policy import PolicyRefusal
 from edge_client.runtime import cannot_train
@@ -24,7 +24,7 @@ from tacit.mechanism import OwnDiscreteGaussian
 from tacit.model import described
 from tacit.question import Question
 from tacit.rounding import rounded_up
-from tacit.survey import Survey
+from tacit.survey import LabelHistogram, Survey
 from tacit.vector import layout_of
 
 if TYPE_CHECKING:
@@ -159,8 +159,10 @@ class QuestionPlan:
         say("  would send these counts with noise, masked, so that only the sum over the cohort can be read:")
         for histogram in question.histograms:
             say(f"    {_COUNTS[unit][histogram.kind]}:")
+            # A label may read like a bin of ours, such as "other".
+            quoted = isinstance(histogram, LabelHistogram)
             for name in histogram.names[:-1]:
-                say(f"      {json.dumps(name, ensure_ascii=False)}")
+                say(f"      {json.dumps(name, ensure_ascii=False) if quoted else name}")
             say(f"      {histogram.names[-1]}")
 
     def _show_measurement(self, question: Measurement, member: "Member", say: Callable[[str], None]) -> None:
@@ -212,6 +214,7 @@ def question_plan(
         try:
             event = event_of_answer(question, job.mechanism, limit.adjacency)
             state = stored_state(member.home, member.data_name)
+            check_unit(policy, state)
             before = questions.spent(question, () if state is None else state.reservations.values())
             epsilon = epsilon_counted([event], limit)
             spent = epsilon_counted(before, limit) if before else 0.0

@@ -258,12 +258,12 @@ def _cost(
     data_name: str,
     federation: bytes | None,
 ) -> _Cost:
-    from edge_client.ledger.outlook import may_measure, outlook, stored_state
+    from edge_client.ledger.outlook import check_unit, may_measure, outlook, stored_state
     from edge_client.ledger.store import LedgerError
     from learning.accounting.calibration import repeated
     from learning.accounting.costs import releases_of
     from learning.accounting.gate import epsilon_counted
-    from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
+    from learning.accounting.planning import cost_of_metrics, nothing_measured
     from learning.accounting.renyi import EventUnaccountable
     from learning.mechanisms.protection import Protection, protection_of
     from learning.survey.answer import Answering, event_of_answer
@@ -275,6 +275,7 @@ def _cost(
         return _Cost("depends on the number of values; make the bundle, and check its job.json")
     try:
         state = stored_state(home, data_name)
+        check_unit(policy, state)
         held = () if state is None else state.reservations.values()
         limit = policy.limit()
         if job.question is not None and isinstance(job.mechanism, OwnDiscreteGaussian):
@@ -290,7 +291,9 @@ def _cost(
         if protection.event is None:
             return _Cost("no epsilon: the job adds no noise and promises no differential privacy")
         least = epsilon_counted([repeated(protection.event, releases_of(job.mechanism, job.rounds.count))], limit)
-        metrics = cost_of_metrics(protection.event, job.rounds.count, limit, policy.metrics_epsilon)
+        metrics = None
+        if policy.measures:
+            metrics = cost_of_metrics(protection.event, job.rounds.count, limit, policy.metrics_epsilon)
         reach = outlook(policy, job, protection.event, state, federation=federation)
     except LedgerError as error:
         fail(str(error), ExitCode.FAILED)
@@ -304,7 +307,7 @@ def _cost(
         f"{'' if job.question is None else _of_question(policy, job.question)}{again}"
     )
     if job.metrics is not None:
-        sentence += f"; {NOTHING_MEASURED if metrics is None or not policy.measures else metrics.sentence}"
+        sentence += f"; {nothing_measured(policy.metrics_epsilon) if metrics is None else metrics.sentence}"
     return _Cost(sentence, least, limit.delta, reach)
 
 

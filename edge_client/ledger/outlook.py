@@ -22,10 +22,11 @@ from learning.accounting.calibration import rounds_affordable
 from learning.accounting.costs import event_of_metrics
 from learning.accounting.events import PrivacyEvent, metrics_alone, metrics_beside
 from learning.accounting.gate import PrivacyFilter, beside_what_is_spent
+from learning.accounting.renyi import EventUnaccountable
 from tacit.job import JobDocument, JobSpec
 from tacit.mechanism import DpSgd, NoMechanism
 
-__all__ = ["Outlook", "may_measure", "outlook", "room_for_metrics", "stored_state"]
+__all__ = ["Outlook", "check_unit", "may_measure", "outlook", "room_for_metrics", "stored_state"]
 
 
 def may_measure(
@@ -142,6 +143,23 @@ def stored_state(home: Path, name: str) -> LedgerState | None:
         return None
     with reading(path) as store:
         return current(store)
+
+
+def check_unit(policy: PolicyDocument, state: LedgerState | None) -> None:
+    """Checks that the data's ledger counts what the policy protects, as `edge_client run` does when it opens it.
+
+    Raises:
+        EventUnaccountable: it counts another unit; the sentence says what to do.
+    """
+    if state is None or state.limit is None or state.limit.unit == policy.unit:
+        return
+    held = state.limit.unit
+    persons = (held, policy.unit) == ("example", "person")
+    more = "; `edge_client ledger persons` can make it count persons" if persons else ""
+    raise EventUnaccountable(
+        f"the ledger of this data counts by {held}, and the policy protects by {policy.unit}; write unit = "
+        f'"{held}" in the policy{more}'
+    )
 
 
 def outlook(

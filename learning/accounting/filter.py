@@ -70,7 +70,7 @@ def cost(event: PrivacyEvent, limit: Limit) -> Vector:
     if event.unit != limit.unit:
         raise EventUnaccountable(
             f"the event ({event.kind}) protects one {event.unit}, but the unit of this ledger is one {limit.unit}; "
-            "keep two ledgers"
+            "what is spent of one is no bound for the other"
         )
     return renyi(event, limit.adjacency)
 

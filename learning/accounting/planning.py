@@ -38,7 +38,6 @@ from tacit.mechanism import DistributedGaussian, DpSgd, GaussianUpdate, LaplaceU
 from tacit.rounding import rounded_up
 
 __all__ = [
-    "NOTHING_MEASURED",
     "JobCost",
     "JobRow",
     "MetricsCost",
@@ -48,6 +47,7 @@ __all__ = [
     "cost_of_metrics",
     "cost_of_metrics_alone",
     "noise_to_signal",
+    "nothing_measured",
     "rows_of",
     "with_multiplier",
 ]
@@ -172,10 +172,16 @@ class JobCost:
     metrics: MetricsCost | None = None
 
 
-# What every command says of a job with metrics to a member whose policy lets it measure nothing.
-NOTHING_MEASURED = (
-    "metrics: this member measures nothing and sends noise alone, which costs nothing (metrics_epsilon = 0)"
-)
+def nothing_measured(metrics_epsilon: float) -> str:
+    """What every command says of a job with metrics to a member that measures none of its versions.
+
+    Args:
+        metrics_epsilon: Of the member's policy.
+    """
+    why = f"metrics_epsilon = {metrics_epsilon:g}"
+    if metrics_epsilon:
+        why += " has no room for a measurement, or the ledger has rounds of this job without metrics"
+    return f"metrics: this member measures nothing and sends noise alone, which costs nothing ({why})"
 
 
 def cost_of_metrics(

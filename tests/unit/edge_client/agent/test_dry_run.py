@@ -21,7 +21,7 @@ from learning.accounting.calibration import epsilon_at_gate, repeated
 from learning.accounting.events import SampledGaussian
 from learning.accounting.filter import Limit
 from learning.accounting.gate import epsilon_counted
-from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
+from learning.accounting.planning import cost_of_metrics, nothing_measured
 from learning.mechanisms.banded import best_coefficients
 from learning.mechanisms.protection import protection_of
 from learning.text.coverage import Coverage
@@ -522,7 +522,7 @@ def test_it_says_what_metrics_cost_in_the_words_of_the_accounting(
     job = a_job(**MEASURED)
     silent, said = planned(job, member, capsys)
     assert silent["metrics"] is None
-    assert NOTHING_MEASURED in said
+    assert nothing_measured(0) in said
     assert re.search(r"^ {4}metrics +3 each +3 values$", said, re.MULTILINE)
     assert "keeps" not in said
     member = replace(member, policy=member.policy.model_copy(update={"metrics_epsilon": 1.0}))
@@ -549,6 +549,30 @@ def test_metrics_that_their_part_of_the_budget_does_not_pay_for_are_said(member:
         "metrics_epsilon allows 1 measurements, and then this member sends noise alone"
     )
     assert not plan.refusals
+
+
+def test_metrics_without_room_for_one_are_not_called_switched_off(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    member = replace(member, policy=member.policy.model_copy(update={"metrics_epsilon": 0.01}))
+    silent, said = planned(a_job(**MEASURED), member, capsys)
+    assert silent["metrics"] is None
+    assert "sends noise alone, which costs nothing (metrics_epsilon = 0.01 has no room for a measurement, or " in said
+
+
+def test_a_ledger_of_another_unit_is_the_reason_and_not_the_metrics(
+    member: Member, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`edge_client run` refuses such a ledger when it opens it."""
+    job = a_job(**MEASURED)
+    with open_budget(member.home, member.identity, member.policy, ["one"]):
+        pass
+    policy = member.policy.model_copy(update={"metrics_epsilon": 1.0, "unit": "person"})
+    told, said = planned(by_person(), replace(member, policy=policy), capsys)
+    advice = 'the ledger of this data counts by example, and the policy protects by person; write unit = "example"'
+    assert any(each.startswith(advice) for each in told["refusals"])
+    assert "edge_client ledger persons" in said
+    assert "measures nothing" not in planned(job, replace(member, policy=policy), capsys)[1]
 
 
 def test_a_job_that_began_without_metrics_is_planned_without(member: Member) -> None:

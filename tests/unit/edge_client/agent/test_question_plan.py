@@ -58,7 +58,7 @@ def test_it_shows_the_exact_question_and_its_price_and_charges_nothing(member):
     assert told["bytes_a_round"] == len(pack_in_place(np.zeros(layout.values, np.uint32), layout.bits))
     text = shown(plan, member)
     assert '    rows by label:\n      "a"\n      "b"\n      other\n' in text
-    assert '    this member, by its number of rows:\n      "0 to 10"\n      "11 to 100"\n      more than 100\n' in text
+    assert "    this member, by its number of rows:\n      0 to 10\n      11 to 100\n      more than 100\n" in text
     assert "noise of standard deviation 5 to each number, drawn once" in text
     assert f"epsilon {rounded_up(plan.epsilon):g} for the whole answer; the policy lets all surveys spend 2" in text
     assert text.endswith("`edge_client run` would answer")

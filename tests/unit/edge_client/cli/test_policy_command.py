@@ -18,7 +18,7 @@ from edge_client.policy.policy import Policy
 from edge_client.policy.rules import fingerprint
 from export.bundle import make_job_bundle
 from learning.accounting.filter import Limit
-from learning.accounting.planning import NOTHING_MEASURED, cost_of_metrics
+from learning.accounting.planning import cost_of_metrics, nothing_measured
 from learning.mechanisms.protection import protection_of
 from tacit.job import JobDocument, JobSpec
 from tests.support import party
@@ -312,7 +312,7 @@ def test_the_cost_of_metrics_is_said_as_the_plan_says_it(place):
     measured = job(place, METRICS)
     cost = verdicts(place, measured, "--examples", 1000)[1]["cost"]
     assert cost["epsilon"] == bare
-    assert cost["sentence"].endswith(f"; {NOTHING_MEASURED}")
+    assert cost["sentence"].endswith(f"; {nothing_measured(0)}")
     policy(place, "metrics_epsilon = 1.0\n")
     cost = verdicts(place, measured, "--examples", 1000)[1]["cost"]
     event = protection_of(JobSpec.from_toml(measured), 1000, metrics="add-remove").event
