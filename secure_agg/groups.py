@@ -249,9 +249,10 @@ def _check_numbers(n: int, corrupt: int, graph: GroupedGraph) -> None:
     if not MIN_SIGMA <= graph.sigma <= _MAX_SIGMA:
         raise NoParameters(f"sigma {graph.sigma} is not within {MIN_SIGMA} to {_MAX_SIGMA} bits; 80 are usual")
     if not 2 <= graph.groups <= n // 2:
+        possible = "no groups" if n < 4 else "2 groups" if n < 6 else f"2 to {n // 2} groups"
         raise NoParameters(
-            f"{n} members make 2 to {n // 2} groups of at least two, not {graph.groups}; ask for fewer groups, or form "
-            "a larger cohort"
+            f"{n} members make {possible} of at least two, and {graph.groups} are asked for; ask for fewer groups, or "
+            "form a larger cohort"
         )
     if not 1 <= graph.least <= graph.groups:
         raise NoParameters(f"the number of groups that must be opened is 1 to {graph.groups}, got {graph.least}")

@@ -214,7 +214,7 @@ def test_a_context_states_its_groups_guarantee_and_digests_the_split() -> None:
         ({"threshold": 5}, "no sum could ever be opened"),
         ({"assumed_corrupt": 2}, "threshold 3 is too low"),
         ({"graph": GroupedGraph(7, 2)}, "12 members make 2 to 6 groups"),
-        ({"graph": GroupedGraph(1, 1)}, "not 1"),
+        ({"graph": GroupedGraph(1, 1)}, "and 1 are asked for"),
         ({"graph": GroupedGraph(3, 4)}, "groups that must be opened is 1 to 3, got 4"),
         ({"graph": GroupedGraph(3, 2, 39)}, "sigma 39"),
         ({"graph": GroupedGraph(3, 2, 80, 5)}, "with 7 members in 3 groups, only 1 of these have the 3"),
@@ -233,6 +233,9 @@ def test_a_context_refuses_group_numbers_without_a_guarantee(change: dict[str, A
 def test_a_cohort_that_cannot_be_split_is_refused_with_the_reason() -> None:
     with pytest.raises(ContextInvalid, match="let every member's policy assume fewer"):
         grouped_thresholds(30, 10, 3)
+    for members, possible in ((3, "no groups"), (5, "2 groups"), (6, "2 to 3 groups")):
+        with pytest.raises(ContextInvalid, match=f"{members} members make {possible} of at least two, and 4 are asked"):
+            grouped_thresholds(members, 4, 1)
     with pytest.raises(ContextInvalid, match="too large for a complete graph"):
         grouped_thresholds(5000, 4, 1)
     with pytest.raises(ContextInvalid, match="the limit is 10000"):
