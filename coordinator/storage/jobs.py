@@ -605,13 +605,16 @@ def publish_version(
 ) -> None:
     """Records the next version, made by `round`, its norms, and the digests of its server optimiser state.
 
-    The blobs are stored already. Of the versions that exploded, the job keeps the first; the journal has them all.
+    The blobs are stored already. The attempt that made it has ended, so its survivors are known: the version is marked
+    for those that withdrew. Of the versions that exploded, the job keeps the first; the journal has them all.
     `validation` is what the round measured of the version before, which it started from.
 
     Raises:
-        OutOfOrder: the number is not the next one, or the round is unknown or has a version.
+        OutOfOrder: the number is not the next one, the round is unknown or has a version, or an attempt is open.
     """
     _round(s, job, round)
+    if (attempt := _open_attempt(s, job)) is not None:
+        raise OutOfOrder(f"version {number} of {job} cannot be published: attempt {attempt.number} is open")
     newest = s.scalars(
         select(VersionRow).where(VersionRow.job == job).order_by(VersionRow.number.desc()).limit(1)
     ).one()

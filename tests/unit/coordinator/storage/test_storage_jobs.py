@@ -140,6 +140,8 @@ def test_numbers_that_do_not_follow_are_refused(database, job):
     do(database, r.open_attempt, "desk", 2, 5, ["a", "b"], 10)
     with pytest.raises(r.OutOfOrder, match="attempt 5 is open"):
         do(database, r.open_attempt, "desk", 2, 6, ["a", "b"], 10)
+    with pytest.raises(r.OutOfOrder, match="version 1 of desk cannot be published: attempt 5 is open"):
+        do(database, r.publish_version, "desk", 1, NEXT, 2, 10, norms=NORMS)
     with pytest.raises(r.OutOfOrder, match="it has an open attempt"):
         do(database, r.end_round, "desk", 2, "abandoned", "internal", 10)
     end(database, 2, 5)

@@ -16,6 +16,7 @@ from coordinator.storage.errors import NotFound, StoreInUse, StoreUnusable
 from coordinator.storage.jobs import StoredEvaluation, StoredVersion
 from coordinator.storage.models import CorpusRow
 from coordinator.storage.prune import Retention, best_of, kept, prune
+from tacit.reason import Reason
 from tests.support.stored_job import fill, make_job
 
 DAY = 24 * 3600.0
@@ -246,6 +247,7 @@ def test_a_version_with_the_bytes_of_one_that_was_pruned_is_stored_again(place):
 
     def publish(s):
         s.execute(text("UPDATE versions SET digest = :digest WHERE number = 2"), {"digest": digest})
+        records.abandon_open_attempts(s, 8, Reason.REASON_COORDINATOR_RESTARTED)
         state = records.load_job(s, "desk")
         records.publish_version(
             s, "desk", newest.number + 1, digest, state.round, 9, norms=Norms(1.0, 1.0, 0.5), server_state={}
