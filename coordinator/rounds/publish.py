@@ -84,9 +84,10 @@ def next_version(
     update, *rest = layout.segments
     share, training, metrics_invalid = 1 / survivors, None, False
     if sends_weight(job):
-        sums = Layout(tuple(rest), layout.bits).decode(total[update.length :])
+        told = Layout(tuple(rest), layout.bits)
+        sums = told.decode(total[update.length :])
         share = _share(job, survivors, sums)
-        training, metrics_invalid = _metrics(job, survivors, sums)
+        training, metrics_invalid = _metrics(job, survivors, sums, _step_of(told, "loss_sum"))
     bound = _bound(layout, survivors)
     values = total.view("<f4")[: update.length]
     for start in range(0, update.length, _BLOCK):
@@ -259,8 +260,12 @@ def _share(job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float
     return largest / weight
 
 
+def _step_of(layout: Layout, name: str) -> float:
+    return next(1 / segment.scale for segment in layout.segments if segment.name == name)
+
+
 def _metrics(
-    job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]]
+    job: JobDocument, survivors: int, sums: Mapping[str, NDArray[np.float64]], loss_step: float
 ) -> tuple[TrainingMetrics | None, bool]:
     """The training metrics, and whether they are invalid.
 
@@ -268,7 +273,9 @@ def _metrics(
     sum. Otherwise one member could stop a job with a number that moves no version, and could learn from each refusal
     how many of the others' answers are right.
     """
-    count, correct = float(sums["count"][0]), float(sums["correct"][0])
-    if not 0 <= correct <= count <= survivors * float(job.aggregation.max_weight):
+    count, correct, loss = (float(sums[name][0]) for name in ("count", "correct", "loss_sum"))
+    # Counts are whole. Each member's loss was rounded to the grid.
+    largest_loss = count * job.aggregation.loss_bound + survivors * loss_step
+    if not (0 <= correct <= count <= survivors * float(job.aggregation.max_weight) and 0 <= loss <= largest_loss):
         return None, True
-    return (TrainingMetrics(count, float(sums["loss_sum"][0]) / count, correct / count) if count else None), False
+    return (TrainingMetrics(count, loss / count, correct / count) if count else None), False

@@ -86,6 +86,8 @@ def test_a_value_that_is_not_finite_is_never_sent():
         ("count", 3 * 100_000 + 1, False),
         ("correct", 10_000, False),
         ("correct", -1, False),
+        ("loss_sum", -1, False),
+        ("loss_sum", 10 * job_document().aggregation.loss_bound + 4, False),
     ],
 )
 def test_a_sum_that_no_valid_inputs_produce_is_refused_or_left_out(name, value, refused):
