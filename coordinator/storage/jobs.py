@@ -753,7 +753,8 @@ def record_evaluation(
         version=version.digest.hex(),
         number=version_number,
         accuracy=accuracy,
-        loss=_not_nan(loss),
+        # JSON has no other number.
+        loss=loss if math.isfinite(loss) else None,
         examples=examples,
         data=_hex(data),
         by=by,

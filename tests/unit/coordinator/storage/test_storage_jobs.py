@@ -342,19 +342,20 @@ def test_an_evaluation_of_a_missing_version_is_refused(database, job):
 
 
 def test_nan_and_infinity_survive_the_database(database, job):
-    evaluation = do(
-        database,
-        r.record_evaluation,
-        "desk",
-        version_number=0,
-        accuracy=0.1,
-        loss=math.nan,
-        examples=5,
-        data=None,
-        now_ms=1,
-    )
-    assert math.isnan(evaluation.loss)
-    assert math.isnan(load(database).evaluation.loss)
+    for loss in (math.inf, math.nan):
+        evaluation = do(
+            database,
+            r.record_evaluation,
+            "desk",
+            version_number=0,
+            accuracy=0.1,
+            loss=loss,
+            examples=5,
+            data=None,
+            now_ms=1,
+        )
+        assert repr(evaluation.loss) == repr(load(database).evaluation.loss) == repr(loss)
+        assert do(database, r.journal)[-1].fields["loss"] is None
     do(database, r.open_round, "desk", 1, 10)
     do(database, r.open_attempt, "desk", 1, 1, ["a"], 10)
     end(database, 1, 1, "published", training=TrainingMetrics(10.0, math.nan, math.inf))
