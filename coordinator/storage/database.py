@@ -66,6 +66,7 @@ __all__ = [
     "migrated",
     "open_database",
     "scripts",
+    "shown",
     "try_no_offline_work",
     "words_of",
 ]
@@ -100,6 +101,8 @@ _POSTGRES_ARGUMENTS = {
     "tcp_user_timeout": 30_000,
     "application_name": "tacit coordinator",
 }
+# Parts of a PostgreSQL URL's query that are secret.
+_PASSWORDS = ("password", "sslpassword")
 _POSTGRES_SETTINGS = (
     f"SET lock_timeout = {BUSY_TIMEOUT_MS}",
     # The same for the server's side: a client that vanished must not keep the lock for hours.
@@ -158,7 +161,7 @@ class Database:
         self._writer = writer
         self._observe = observe
         self._held = held or contextlib.ExitStack()
-        self._where = engine.url.render_as_string(hide_password=True)
+        self._where = shown(engine.url)
         self._postgres = engine.dialect.name == "postgresql"
         self._serving = serving
         self._fence = fence
@@ -327,7 +330,7 @@ def open_database(
         writer.shutdown(wait=True)
         held.close()
         if isinstance(error, DBAPIError):
-            where = engine.url.render_as_string(hide_password=True)
+            where = shown(engine.url)
             raise DatabaseUnusable(
                 f"the database {where} cannot be opened: {words_of(error)}; check the URL, and that it can be written"
             ) from error
@@ -378,14 +381,20 @@ def engine_of(
             event.listen(engine, "connect", lambda connection, _record: _postgres_idle(connection, idle_seconds))
         return engine
     except (ArgumentError, ValueError):  # ValueError for a port that is not a number.
-        shown = re.sub(r"//[^/]*@", "//***@", url)
+        # A password may hold any character, and where it begins is not known.
+        hidden = re.sub(r"^([a-z0-9+]+:/*)?.*@", r"\1***@", url).partition("?")[0]
         raise DatabaseUnusable(
-            f"{shown!r} is not a database URL; write sqlite:////folder/tacit.db or postgresql://user@host/name"
+            f"{hidden!r} is not a database URL; write sqlite:////folder/tacit.db or postgresql://user@host/name"
         ) from None  # The cause would show the URL with its password.
     except ModuleNotFoundError as error:
         raise DatabaseUnusable(
             f"the driver {error.name} is not installed; for PostgreSQL, {install_with('coordinator-postgres')}"
         ) from error
+
+
+def shown(url: URL) -> str:
+    """Returns a URL for people and logs: without passwords, wherever it has them."""
+    return url.difference_update_query(_PASSWORDS).render_as_string(hide_password=True)
 
 
 def _made_private(path: str) -> None:
@@ -525,7 +534,7 @@ def is_current(url: str) -> bool:
         with engine.connect() as connection:
             present = MigrationContext.configure(connection).get_current_heads()
     except DBAPIError as error:
-        where = engine.url.render_as_string(hide_password=True)
+        where = shown(engine.url)
         raise DatabaseUnusable(
             f"the database {where} cannot be read: {words_of(error)}; check the URL, and that it answers"
         ) from error
@@ -565,7 +574,7 @@ def _migrate(engine: Engine) -> None:
         known = {revision.revision for revision in directory.walk_revisions()}
         if unknown := sorted(set(present) - known):
             raise DatabaseTooNew(
-                f"the database {engine.url.render_as_string(hide_password=True)} was migrated to "
+                f"the database {shown(engine.url)} was migrated to "
                 f"{unknown[0]} by newer software; install that version again, or restore the copy made before the "
                 "upgrade"
             )
@@ -573,7 +582,7 @@ def _migrate(engine: Engine) -> None:
             migrated(connection, "head")
         elif wrong := _unlike_models(connection):
             raise DatabaseUnusable(
-                f"the database {engine.url.render_as_string(hide_password=True)} is at {present[0]} and {wrong}: other "
+                f"the database {shown(engine.url)} is at {present[0]} and {wrong}: other "
                 "software made it; use that, or restore a backup that this version made into a new database"
             )
 

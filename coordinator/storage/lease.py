@@ -33,7 +33,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from coordinator.storage import mark
-from coordinator.storage.database import Fence, engine_of, try_no_offline_work, words_of
+from coordinator.storage.database import Fence, engine_of, shown, try_no_offline_work, words_of
 from coordinator.storage.errors import DatabaseUnusable
 from coordinator.storage.journal import Value, lock_appends, note
 
@@ -255,7 +255,7 @@ class Candidate:
                 taken, held = take(session, self._holder, self._address)
                 session.commit()
         except DBAPIError as error:
-            where = self._engine.url.render_as_string(hide_password=True)
+            where = shown(self._engine.url)
             raise DatabaseUnusable(
                 f"the lease in the database {where} cannot be read or taken: {words_of(error)}; check that it answers"
             ) from error

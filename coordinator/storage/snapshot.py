@@ -28,7 +28,7 @@ from sqlalchemy.engine.interfaces import ReflectedColumn, ReflectedPrimaryKeyCon
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from coordinator.storage.chain import JournalEntry
-from coordinator.storage.database import BUSY_TIMEOUT_MS, engine_of, words_of
+from coordinator.storage.database import BUSY_TIMEOUT_MS, engine_of, shown, words_of
 from coordinator.storage.errors import DatabaseUnusable
 
 __all__ = ["journal", "of_database", "revision_of", "tables_of"]
@@ -45,7 +45,7 @@ def of_database(url: str) -> Iterator[Connection]:
     """
     path = _path(url)
     engine = engine_of(url) if path is None else _read_only(path, url)
-    where = engine.url.render_as_string(hide_password=True)
+    where = shown(engine.url)
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "postgresql":

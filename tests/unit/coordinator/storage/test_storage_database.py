@@ -522,9 +522,24 @@ def test_a_missing_driver_is_a_sentence(monkeypatch):
         open_database("postgresql://tacit:secret@localhost/tacit")
 
 
-def test_a_password_in_the_url_is_never_shown(tmp_path):
-    with pytest.raises(DatabaseUnusable) as caught:
-        open_database(f"sqlite://someone:secret@{tmp_path}/nowhere/tacit.db")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://someone:secret@/nowhere/tacit.db",
+        "postgresql://someone:secret@127.0.0.1:1/tacit",
+        "postgresql://someone@127.0.0.1:1/tacit?password=secret",
+        # No URLs of a database.
+        "postgresql://someone:secret@127.0.0.1:port/tacit",
+        "postgresql://someone:a/secret@127.0.0.1:port/tacit",
+        "postgresql://someone:secret?a@127.0.0.1:port/tacit",
+        "postgresql://someone@127.0.0.1:port/tacit?password=secret",
+        "postgresql:/someone:secret@127.0.0.1/tacit",
+        "someone:secret@127.0.0.1/tacit",
+    ],
+)
+def test_a_password_in_the_url_is_never_shown(url):
+    with pytest.raises(DatabaseUnusable, match=r"tacit") as caught:
+        open_database(url)
     assert "secret" not in str(caught.value)
 
 
