@@ -43,8 +43,8 @@ __all__ = [
     "whole_groups",
 ]
 
-# The limit exists because every member gets all names, whatever the size of its group, and because the bound takes exact
-# binomials.
+# The limit exists because every member gets all names, whatever the size of its group, and because the bound takes
+# exact binomials.
 MAX_GROUPED_COHORT = 10_000
 _MAX_SIGMA = 256
 _LARGEST = 2**63 - 1
