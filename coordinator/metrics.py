@@ -534,18 +534,28 @@ class Metrics:
             for reason in ("phase_deadline", "disconnected"):
                 self._of.add("dropouts", 0, job=job, phase=phase, reason=reason)
 
+    def job_was_over(self, job: str, status: str) -> None:
+        """Counts a job that was over when this process started. It has no figures of its own: Prometheus has those of
+        its time, and such jobs grow in number.
+        """
+        self._over.add(job)
+        self._count_job(job, status)
+
     def job_status(self, job: str, status: str) -> None:
         """Sets a job's status: running, paused, finished or aborted. A job that is over has no open round."""
-        self._statuses[job] = status
         self._of.set("job_running", status == "running", job=job)
         self._of.set("job_paused", status == "paused", job=job)
+        self._count_job(job, status)
+        if status in ("finished", "aborted"):
+            self.job_ended(job)
+
+    def _count_job(self, job: str, status: str) -> None:
+        self._statuses[job] = status
         counts = dict.fromkeys(("running", "paused", "finished", "aborted"), 0)
         for each in tuple(self._statuses.values()):
             counts[each] = counts.get(each, 0) + 1
         for each, count in counts.items():
             self._of.set("jobs", count, status=each)
-        if status in ("finished", "aborted"):
-            self.job_ended(job)
 
     def job_failed(self, job: str) -> None:
         """Records a failure of this software: the current attempt is lost, and the job waits for the operator."""

@@ -42,7 +42,7 @@ from coordinator.storage.blobs import BlobStore
 from coordinator.storage.database import Database
 from coordinator.storage.errors import BlobMissing, StorageError, StoreUnusable
 from coordinator.storage.missed import missed
-from coordinator.storage.times import job_times
+from coordinator.storage.times import JobTimes, job_times
 from secure_agg.server import Seated
 from tacit.documents import DocumentInvalid
 from tacit.identity import Trust
@@ -235,10 +235,25 @@ class Runtime:
             published=self.fetchable.add,
             counted=self._trace_of(stored.name),
         )
-        # Otherwise these gauges would be empty until the next version.
         times, left_out = await self.database.run(
             lambda s: (job_times(s, stored.name), records.left_out(s, stored.name))
         )
+        if not stored.status.is_final:
+            self._show(stored, times)
+        # Nothing is awaited from here on: a withdrawal that the read before did not see finds the driver.
+        if stored.name in self.drivers:
+            return False
+        driver = JobDriver(state_of(stored, parameters), ports)
+        self.drivers[stored.name] = driver
+        self._left_out[stored.name] = left_out
+        driver.start()
+        for session in self.sessions.connected.values():
+            if _admits(session, stored.name):
+                self._connected(stored.name, session)
+        return True
+
+    def _show(self, stored: records.StoredJob, times: JobTimes) -> None:
+        """Sets a job's gauges, which would be empty until the next version."""
         self.metrics.version_published(stored.name, stored.version_number, times.published)
         if stored.norms:
             newest = stored.norms[-1]
@@ -253,17 +268,6 @@ class Runtime:
             self.metrics.training(stored.name, loss=stored.training.loss, accuracy=stored.training.accuracy)
         if stored.evaluation is not None:
             self.metrics.evaluation(stored.name, accuracy=stored.evaluation.accuracy, loss=stored.evaluation.loss)
-        # Nothing is awaited from here on: a withdrawal that the read before did not see finds the driver.
-        if stored.name in self.drivers:
-            return False
-        driver = JobDriver(state_of(stored, parameters), ports)
-        self.drivers[stored.name] = driver
-        self._left_out[stored.name] = left_out
-        driver.start()
-        for session in self.sessions.connected.values():
-            if _admits(session, stored.name):
-                self._connected(stored.name, session)
-        return True
 
     def certificates_of(self, digests: Sequence[bytes]) -> list[bytes]:
         """Looks up what a roster names by digest: certificates, and keys of members of attempts in progress.
@@ -417,7 +421,8 @@ class Runtime:
             if name not in jobs or member in self._left_out[name]:
                 continue
             self._left_out[name] |= {member}
-            driver.post(ev.Left(member))
+            if not driver.state.status.is_final:
+                driver.post(ev.Left(member))
             if member in self.sessions.connected:
                 self._tell_withdrawn(name, member)
         self._note_change()

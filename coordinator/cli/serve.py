@@ -49,6 +49,8 @@ def serve(
     import asyncio
     import time
 
+    from prometheus_client import disable_created_metrics
+
     from coordinator.config import load_config
     from coordinator.pki import AuthorityUnusable, LifetimeOutOfRange
     from coordinator.relay.supervisor import RelayFailed
@@ -61,6 +63,8 @@ def serve(
     from toolkit.logs import configure
     from toolkit.private_files import NotPrivate
 
+    # When each counter began would be a third of all series, and no panel or alert reads it.
+    disable_created_metrics()
     try:
         config = load_config(dir)
         # Workers are told the format that counts.

@@ -158,6 +158,10 @@ class JobDriver:
     def start(self) -> None:
         """Starts the job's task. Call it once, inside the event loop."""
         metrics, state, rounds = self._ports.metrics, self._state, self._state.parameters.job.rounds
+        self._task = asyncio.create_task(self._run(), name=f"job {state.name}")
+        if state.status.is_final:
+            metrics.job_was_over(state.name, state.status.value)
+            return
         metrics.job_known(state.name, needed=rounds.min_members, planned=rounds.count, deadline=_longest_round(rounds))
         metrics.job_status(state.name, state.status.value)
         if state.parameters.job.metrics is not None:
@@ -165,7 +169,6 @@ class JobDriver:
         if state.parameters.job.aggregation.groups is not None:
             for outcome in ("combined", "lost", "invalid", "outliers"):
                 metrics.groups(state.name, outcome, 0)
-        self._task = asyncio.create_task(self._run(), name=f"job {state.name}")
         self.post(ev.Started())
 
     def post(self, event: ev.Event, done: _Done = lambda _: None) -> None:

@@ -57,6 +57,8 @@ def test_dp_sgd_at_too_high_a_rate_warns_members_and_operator(federation):
     found = lines(federation, "coordinator", "version_exploded", "wild")
     assert {line["level"] for line in found} == {"warning"}
     assert federation.metric("tacit_coordinator_versions_exploded_total", job="wild") == len(found)
+    # When a counter began is no series.
+    assert federation.metric("tacit_coordinator_versions_exploded_created", job="wild") == 0
     assert federation.metric("tacit_coordinator_version_norm", job="wild") == pytest.approx(norms[-1])
     journal = federation.operator("audit", "show", "--json", "--subject", "wild")
     assert journal.count('"version_exploded"') == len(found)

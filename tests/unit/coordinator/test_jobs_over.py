@@ -107,6 +107,11 @@ def test_a_job_that_is_over_and_lost_its_document_keeps_nobody_waiting(tmp_path,
                 await runtime.loaded()
                 assert set(runtime.drivers) == {"going-on", "first"}
                 assert [line["job"] for line in logs if line["event"] == "job_not_loaded"] == ["second"]
+                # What they were, Prometheus has. They are counted, and have no series of their own.
+                text = runtime.metrics.text()
+                assert 'job="going-on"' in text
+                assert 'job="first"' not in text
+                assert 'tacit_coordinator_jobs{status="aborted"} 1.0' in text
                 # The upkeep says that something is wrong, and tries it again.
                 await until(lambda: any(line["event"] == "upkeep_failed" for line in logs))
                 runtime.store.put(documents["second"].canonical())
