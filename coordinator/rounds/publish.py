@@ -75,20 +75,21 @@ def next_version(
         state: the server optimiser's; not needed for plain averaging.
 
     Raises:
-        ResultInvalid: a weight is outside what that many members can send, or a value is beyond the bound. Then discard
-            `total`, and what `state` was given.
+        ResultInvalid: a weight is outside what that many members can send, or a value is beyond what members of these
+            weights can. Then discard `total`, and what `state` was given.
         StateNeeded: the job's optimiser has a state, and none was given.
     """
     stepping = _Stepping(job, random, state)
     layout = layout_of(job, cohort)
     update, *rest = layout.segments
-    share, training, metrics_invalid = 1 / survivors, None, False
+    share, training, metrics_invalid, bound = 1 / survivors, None, False, _bound(layout, survivors)
     if sends_weight(job):
         told = Layout(tuple(rest), layout.bits)
         sums = told.decode(total[update.length :])
         share = _share(job, survivors, sums)
+        # Each update is within its bound times its weight. So the mean is within the bound, but for the grid.
+        bound = update.bound / share + survivors / update.scale
         training, metrics_invalid = _metrics(job, survivors, sums, _step_of(told, "loss_sum"))
-    bound = _bound(layout, survivors)
     values = total.view("<f4")[: update.length]
     for start in range(0, update.length, _BLOCK):
         here = slice(start, min(start + _BLOCK, update.length))

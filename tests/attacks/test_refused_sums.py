@@ -80,6 +80,34 @@ def test_we_publish_the_same_version_whatever_a_liar_claims():
     assert bisected(lambda boast: heard(boast) is None) == most - 1
 
 
+# ---- a weight that takes the others' away ----------------------------------------------------------------------------
+
+
+def taken_away(weight: int) -> np.ndarray:
+    """The sum over all four, where the liar's weight is such that all weights together are this."""
+    layout = layout_of(JOB, 4)
+    total = np.zeros(layout.values, np.uint32)
+    for name, held in HELD.items():
+        update = Update(np.full(VALUES, 0.5, np.float32), held, float(held), held, held)
+        total += protection_of(JOB, held).encode(JOB, update, 4, SeededRandom(name))
+    at = {segment.name: at for segment, at in zip(layout.segments, starts(layout), strict=True)}["weight"]
+    total[at] = np.uint32(weight)
+    return total
+
+
+@pytest.mark.parametrize("weight", [1, 100, sum(HELD.values()) // 2 - 10])
+def test_a_weight_below_zero_does_not_multiply_the_others_updates(weight):
+    # No mean of updates within the bound is beyond it.
+    base = np.zeros(VALUES, np.float32)
+    with pytest.raises(ResultInvalid, match="beyond"):
+        next_version(JOB, 4, 4, taken_away(weight), base)
+
+
+def test_a_mean_that_valid_weights_give_is_published():
+    step = next_version(JOB, 4, 4, taken_away(sum(HELD.values())), np.zeros(VALUES, np.float32))
+    assert np.allclose(step.values, 0.5, atol=1e-4)
+
+
 # ---- what members hear of a refused sum ------------------------------------------------------------------------------
 
 
