@@ -42,6 +42,8 @@ _Patterns = Annotated[tuple[Annotated[str, StringConstraints(max_length=512)], .
 def _ask(value: object) -> object:
     if isinstance(value, str) and value != "ask":
         raise ValueError(f'is {shown(value)}; write "ask", or a list of names such as ["*"]')
+    if not isinstance(value, str | list | tuple):
+        raise ValueError('must be "ask", or a list of names such as ["*"]')
     return value
 
 

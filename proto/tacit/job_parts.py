@@ -108,7 +108,9 @@ def _start(value: object) -> object:
         return value
     if isinstance(value, dict):
         return read_table(PublicStart, value, lambda _: "a start has no such key; check its spelling")
-    return value
+    if isinstance(value, PublicStart):
+        return value
+    raise ValueError('must be "job:version", such as "desk:8", or a table of keys')
 
 
 Start = Annotated[PublicStart | Annotated[str, StringConstraints(max_length=80)], BeforeValidator(_start)]

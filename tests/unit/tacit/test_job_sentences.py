@@ -76,6 +76,8 @@ def said(**changes):
         ({"aggregation": {"clip": True}}, "aggregation.clip: must be a number, not true or false"),
         ({"rounds": {"count": 10**7}}, "rounds.count: must be at most 1,000,000"),
         ({"name": 3}, "name: must be text, not a number"),
+        # Never the names of the alternatives that the software has.
+        ({"start": 3}, 'start: must be "job:version", such as "desk:8", or a table of keys'),
         (
             {"name": "Desk"},
             "name: must be 1 to 63 of a-z, 0-9, dot, dash and underscore, with a letter or digit first",
