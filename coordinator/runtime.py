@@ -13,7 +13,7 @@ import fnmatch
 import secrets
 import time
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,8 +47,9 @@ from secure_agg.server import Seated
 from tacit.documents import DocumentInvalid
 from tacit.identity import Trust
 from tacit.job import JobDocument
+from tacit.limits import ENDED_AT_ONCE
 from tacit.measurement import Measurement
-from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, JobEnded, Standby
+from tacit.messages import AttemptMessage, AttemptRefusal, FromCoordinator, JobEnded, JobsEnded, Standby
 from tacit.reason import Reason, sentence, word
 from tacit.traces import SPAN_BYTES
 from tacit.verification import Verification
@@ -189,6 +190,7 @@ class Runtime:
                 self._not_driven.add(name)
             self._over.pop()
         self._all_loaded.set()
+        self._tell_sessions([name for name, driver in self.drivers.items() if driver.state.status.is_final])
 
     async def loaded(self) -> None:
         """Waits until the jobs that are over are known, too; see `Running`."""
@@ -247,10 +249,14 @@ class Runtime:
         self.drivers[stored.name] = driver
         self._left_out[stored.name] = left_out
         driver.start()
-        for session in self.sessions.connected.values():
-            if _admits(session, stored.name):
-                self._connected(stored.name, session)
+        # Members hear together of the jobs that `load_over` loads.
+        if not (stored.status.is_final and self._over):
+            self._tell_sessions([stored.name])
         return True
+
+    def _tell_sessions(self, jobs: Collection[str]) -> None:
+        for session in self.sessions.connected.values():
+            self._connected([job for job in jobs if _admits(session, job)], session)
 
     def _show(self, stored: records.StoredJob, times: JobTimes) -> None:
         """Sets a job's gauges, which would be empty until the next version."""
@@ -288,29 +294,39 @@ class Runtime:
 
     def _session_opened(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
-        admitted = [name for name in self.drivers if _admits(session, name)]
-        session.jobs = len(self.drivers) + len(self._over)
-        for name in admitted:
-            self._connected(name, session)
+        # Jobs that are over are told of once all are loaded.
+        waiting = bool(self._over)
+        admitted = [
+            name
+            for name, driver in self.drivers.items()
+            if _admits(session, name) and not (waiting and driver.state.status.is_final)
+        ]
+        session.jobs = len(self.drivers)
+        self._connected(admitted, session)
         if not admitted:
             self.sessions.send(session.member, Standby("no job is open to this member"))
         self._note_change()
 
-    def _connected(self, job: str, session: MemberSession) -> None:
-        """Tells a job of a member's session, or the member that the job asks it for nothing: it withdrew, or the job is
-        over. Jobs that are over grow in number, and need to know of no member.
-        """
-        state = self.drivers[job].state
-        if session.member in self._left_out[job]:
-            self._tell_withdrawn(job, session.member)
-        elif state.status.is_final:
-            self.sessions.send(session.member, JobEnded(job, state.reason, state.version))
-        else:
-            self.drivers[job].post(ev.Connected(session.member, session.process))
+    def _connected(self, jobs: Iterable[str], session: MemberSession) -> None:
+        """Tells jobs of a member's session, and the member which of them ask it for nothing.
 
-    def _tell_withdrawn(self, job: str, member: str) -> None:
+        Jobs that are over grow in number. They need to know of no member, and one message names many of them.
+        """
+        ended: list[JobEnded] = []
+        for job in jobs:
+            if (over := self._ended_for(job, session.member)) is not None:
+                ended.append(over)
+            else:
+                self.drivers[job].post(ev.Connected(session.member, session.process))
+        for at in range(0, len(ended), ENDED_AT_ONCE):
+            self.sessions.send(session.member, JobsEnded(tuple(ended[at : at + ENDED_AT_ONCE])))
+
+    def _ended_for(self, job: str, member: str) -> JobEnded | None:
+        """What a member hears of a job that asks it for nothing: it withdrew, or the job is over. None: it does ask."""
         state = self.drivers[job].state
-        self.sessions.send(member, JobEnded(job, Reason.REASON_MEMBER_WITHDREW, state.version))
+        if member in self._left_out[job]:
+            return JobEnded(job, Reason.REASON_MEMBER_WITHDREW, state.version)
+        return JobEnded(job, state.reason, state.version) if state.status.is_final else None
 
     def _session_closed(self, session: MemberSession) -> None:
         self.metrics.members_connected(len(self.sessions.connected))
@@ -423,8 +439,8 @@ class Runtime:
             self._left_out[name] |= {member}
             if not driver.state.status.is_final:
                 driver.post(ev.Left(member))
-            if member in self.sessions.connected:
-                self._tell_withdrawn(name, member)
+            if member in self.sessions.connected and (ended := self._ended_for(name, member)) is not None:
+                self.sessions.send(member, ended)
         self._note_change()
 
     async def taken_back(self, files: Collection[bytes]) -> None:

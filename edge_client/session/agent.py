@@ -520,7 +520,9 @@ class Agent:
                 (log.warning if effect.warning else log.info)(effect.what, **effect.fields)
 
     async def _job_over(self, ended: JobEnded) -> None:
-        self._observer.job_over(ended)
+        # A member that connects again hears again of every job that is over.
+        if ended.job not in self._over or ended.job in self._stalled:
+            self._observer.job_over(ended)
         if ended.reason in OVER:
             self._over.add(ended.job)
             self._stalled.pop(ended.job, None)

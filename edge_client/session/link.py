@@ -34,6 +34,7 @@ from tacit.messages import (
     Goodbye,
     Hello,
     JobEnded,
+    JobsEnded,
     Standby,
     Welcome,
 )
@@ -296,11 +297,12 @@ class Link:
                                 self._renewer.heard(message.document)
                         case Standby():
                             log.info("standby", detail=message.detail)
-                        case Assignment() | JobEnded() | AttemptMessage():
+                        case Assignment() | JobEnded() | JobsEnded() | AttemptMessage():
                             if self._stub is None:
                                 # Its answer needs calls, and so a Welcome, which nobody would read meanwhile.
                                 raise wire.WireInvalid("a message about a job before Welcome")
-                            await self._on_message(message)
+                            for each in message.jobs if isinstance(message, JobsEnded) else (message,):
+                                await self._on_message(each)
                 return "the coordinator ended the session"
             except wire.WireInvalid as error:
                 return f"the coordinator sent something unreadable: {error}"

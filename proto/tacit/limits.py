@@ -9,6 +9,7 @@ __all__ = [
     "CERTIFICATES_AT_ONCE",
     "CERTIFICATES_IN_A_PART",
     "DIGEST_ROSTER_ABOVE",
+    "ENDED_AT_ONCE",
     "LAST_MS",
     "MAX_AVERAGED",
     "MAX_CERTIFICATE_BYTES",
@@ -45,6 +46,9 @@ MAX_TOKENS = 10_000
 # Bytes of a masked vector in one message. The coordinator's window opens for one of these at a time, and what has
 # arrived is counted in them.
 UPLOAD_MESSAGE = 384 * 1024
+
+# Jobs that are over in one message: some 100 kB.
+ENDED_AT_ONCE = 1000
 
 # Versions in an average: a command holds one of them at a time, and the coordinator keeps them all.
 MAX_AVERAGED = 100

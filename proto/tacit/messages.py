@@ -25,6 +25,7 @@ __all__ = [
     "Goodbye",
     "Hello",
     "JobEnded",
+    "JobsEnded",
     "LedgerCounter",
     "MemberPayload",
     "PrivacyReport",
@@ -140,6 +141,13 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsEnded:
+    """The jobs that ask a member for nothing when it connects; at most ENDED_AT_ONCE."""
+
+    jobs: tuple[JobEnded, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptOpened:
     """The context of an attempt to which the member belongs or, if its numbers form no valid context, why not.
 
@@ -229,5 +237,12 @@ class AttemptMessage(Generic[Payload]):
 
 FromMember = Hello | Decline | Ready | AttemptMessage[MemberPayload]
 FromCoordinator = (
-    Welcome | Goodbye | Standby | AuthoritiesChanged | Assignment | JobEnded | AttemptMessage[CoordinatorPayload]
+    Welcome
+    | Goodbye
+    | Standby
+    | AuthoritiesChanged
+    | Assignment
+    | JobEnded
+    | JobsEnded
+    | AttemptMessage[CoordinatorPayload]
 )

@@ -17,7 +17,7 @@ from tacit import messages
 from tacit.attempt import AttemptId
 from tacit.authorities import MAX_AUTHORITIES_BYTES
 from tacit.fields import TextInvalid, admit
-from tacit.limits import MAX_GROUP, MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH, MAX_ROSTER_PATH
+from tacit.limits import ENDED_AT_ONCE, MAX_GROUP, MAX_MEMBERS, MAX_NEIGHBOURS, MAX_PATH, MAX_ROSTER_PATH
 from tacit.messages import AttemptMessage, CoordinatorPayload, FromCoordinator, FromMember, MemberPayload
 from tacit.reason import Reason
 from tacit.roster import HeadInvalid, SignedHead
@@ -316,8 +316,9 @@ def to_member(message: FromCoordinator) -> pb.CoordinatorMessage:
             )
             return pb.CoordinatorMessage(assignment=assignment)
         case messages.JobEnded():
-            ended = pb.JobEnded(job=message.job, reason=message.reason, final_version=message.final_version)
-            return pb.CoordinatorMessage(job_ended=ended)
+            return pb.CoordinatorMessage(job_ended=_ended_to_pb(message))
+        case messages.JobsEnded():
+            return pb.CoordinatorMessage(jobs_ended=pb.JobsEnded(jobs=map(_ended_to_pb, message.jobs)))
         case AttemptMessage():
             return _coordinator_attempt_to_pb(attempt_to_pb(message.attempt), message.payload)
 
@@ -414,13 +415,23 @@ def from_coordinator(message: pb.CoordinatorMessage) -> FromCoordinator:
                 window_ms=assignment.window_ms,
             )
         case "job_ended":
-            ended = message.job_ended
-            return messages.JobEnded(ended.job, _reason(ended.reason), _digest(ended.final_version, empty=True))
+            return _ended_from_pb(message.job_ended)
+        case "jobs_ended":
+            ended = _few(message.jobs_ended.jobs, ENDED_AT_ONCE, "jobs")
+            return messages.JobsEnded(tuple(map(_ended_from_pb, ended)))
         case None:
             raise WireInvalid("a message with nothing in it; the coordinator's software may be newer than this")
         case kind:
             payload = getattr(message, kind)
             return AttemptMessage(_attempt(payload.ref), _coordinator_payload(message))
+
+
+def _ended_to_pb(ended: messages.JobEnded) -> pb.JobEnded:
+    return pb.JobEnded(job=ended.job, reason=ended.reason, final_version=ended.final_version)
+
+
+def _ended_from_pb(ended: pb.JobEnded) -> messages.JobEnded:
+    return messages.JobEnded(ended.job, _reason(ended.reason), _digest(ended.final_version, empty=True))
 
 
 def _coordinator_payload(message: pb.CoordinatorMessage) -> CoordinatorPayload:

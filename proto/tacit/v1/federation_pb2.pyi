@@ -192,7 +192,7 @@ class MemberMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., advertisement: _Optional[_Union[Advertisement, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., confirmation: _Optional[_Union[Confirmation, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., refusal: _Optional[_Union[AttemptRefusal, _Mapping]] = ..., complaints: _Optional[_Union[Complaints, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed", "complaint", "openings", "group_roster")
+    __slots__ = ("welcome", "goodbye", "assignment", "attempt_opened", "roster", "received_dealings", "survivors", "confirmations", "attempt_ended", "job_ended", "standby", "digest_roster", "authorities_changed", "complaint", "openings", "group_roster", "jobs_ended")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +209,7 @@ class CoordinatorMessage(_message.Message):
     COMPLAINT_FIELD_NUMBER: _ClassVar[int]
     OPENINGS_FIELD_NUMBER: _ClassVar[int]
     GROUP_ROSTER_FIELD_NUMBER: _ClassVar[int]
+    JOBS_ENDED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     goodbye: Goodbye
     assignment: Assignment
@@ -225,7 +226,8 @@ class CoordinatorMessage(_message.Message):
     complaint: Complaint
     openings: Openings
     group_roster: GroupRoster
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., openings: _Optional[_Union[Openings, _Mapping]] = ..., group_roster: _Optional[_Union[GroupRoster, _Mapping]] = ...) -> None: ...
+    jobs_ended: JobsEnded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., attempt_opened: _Optional[_Union[AttemptOpened, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., received_dealings: _Optional[_Union[ReceivedDealings, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., confirmations: _Optional[_Union[Confirmations, _Mapping]] = ..., attempt_ended: _Optional[_Union[AttemptEnded, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., digest_roster: _Optional[_Union[DigestRoster, _Mapping]] = ..., authorities_changed: _Optional[_Union[AuthoritiesChanged, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., openings: _Optional[_Union[Openings, _Mapping]] = ..., group_roster: _Optional[_Union[GroupRoster, _Mapping]] = ..., jobs_ended: _Optional[_Union[JobsEnded, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "software_version", "admits", "process", "ledger")
@@ -338,6 +340,12 @@ class JobEnded(_message.Message):
     reason: _reason_pb2.Reason
     final_version: bytes
     def __init__(self, job: _Optional[str] = ..., reason: _Optional[_Union[_reason_pb2.Reason, str]] = ..., final_version: _Optional[bytes] = ...) -> None: ...
+
+class JobsEnded(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[JobEnded]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[JobEnded, _Mapping]]] = ...) -> None: ...
 
 class OpenJobsRequest(_message.Message):
     __slots__ = ("all",)

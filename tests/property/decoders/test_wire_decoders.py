@@ -35,6 +35,7 @@ FROM_COORDINATOR = (
     messages.AuthoritiesChanged,
     messages.Assignment,
     messages.JobEnded,
+    messages.JobsEnded,
     messages.AttemptMessage,
 )
 

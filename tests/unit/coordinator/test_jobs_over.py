@@ -8,7 +8,8 @@ from structlog.testing import capture_logs
 
 from coordinator.runtime import Runtime
 from coordinator.services.live import OperatorRefused
-from tacit.messages import Assignment, JobEnded
+from tacit.messages import Assignment, JobsEnded
+from tacit.reason import Reason
 from tacit.v1 import federation_pb2 as pb
 from tests.support.housed import housed
 from tests.support.stored_job import make_job
@@ -53,8 +54,6 @@ def test_running_jobs_do_not_wait_for_those_that_are_over(tmp_path, monkeypatch)
             assert list(runtime.drivers) == ["going-on"]
             async with session(house, north) as heard, house.stub(north) as stub:
                 assert (await heard(Assignment)).job == "going-on"
-                # Room for what the others will say, too.
-                assert runtime.sessions.connected["north"].jobs == 3
                 assert [job.name for job in (await stub.OpenJobs(pb.OpenJobsRequest())).jobs] == ["going-on"]
                 # What asks for the others waits, and then gets the answer that it gets otherwise.
                 digest = documents["first"].digest()
@@ -73,8 +72,13 @@ def test_running_jobs_do_not_wait_for_those_that_are_over(tmp_path, monkeypatch)
                 assert blob.data == documents["first"].canonical()
                 with pytest.raises(OperatorRefused, match="job second is aborted, so there is nothing to resume"):
                     await asked[2]
-                # The newest first.
-                assert [(await heard(JobEnded)).job for _ in range(2)] == ["second", "first"]
+                # One message names all that are over, the newest first. Who connects later gets the same.
+                told = await heard(JobsEnded)
+                assert [(each.job, each.reason) for each in told.jobs] == [
+                    (name, Reason.REASON_JOB_ABORTED) for name in ("second", "first")
+                ]
+                async with session(house, north) as again:
+                    assert set((await again(JobsEnded)).jobs) == set(told.jobs)
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await anext(aiter(stub.FetchBlob(pb.FetchBlobRequest(digest=b"\1" * 32))))
                 assert refused.value.code() is grpc.StatusCode.NOT_FOUND

@@ -92,6 +92,12 @@ COORDINATOR_SAYS = [
     messages.AuthoritiesChanged(b'{"kind":"tacit-authorities"}'),
     messages.Assignment("questions", 3, bytes(32), bytes(32), 2, 1000),
     messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, bytes(32)),
+    messages.JobsEnded(
+        (
+            messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, bytes(32)),
+            messages.JobEnded("triage", Reason.REASON_MEMBER_WITHDREW),
+        )
+    ),
     AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(5))),
     AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(3, threshold=2, corrupt=0))),
     AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(SPARSE)),

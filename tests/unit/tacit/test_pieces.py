@@ -28,12 +28,16 @@ from tests.support.sweep import sweep
 SIZE = 5 * PIECE + 12_345
 
 
+async def _at_once() -> None:
+    """All jobs are loaded."""
+
+
 class Serving(federation_pb2_grpc.FederationServiceServicer):
     """The coordinator's own service on a real store. `changed` may change a chunk; `cut` breaks a request off."""
 
     def __init__(self, store: Any, digests: set[bytes]) -> None:
         nothing = SimpleNamespace(carried=lambda *_: None)
-        running = SimpleNamespace(store=store, fetchable=digests)
+        running = SimpleNamespace(store=store, fetchable=digests, loaded=_at_once)
         self.transfers = Transfers(running, nothing, Turns(4, 0.05), Turns(4, 0.05), first_seconds=9, chunk_seconds=9)
         # The pieces that each call asked for.
         self.calls: list[range] = []

@@ -125,6 +125,12 @@ FROM_THE_COORDINATOR: dict[str, Any] = {
     "authorities_changed": messages.AuthoritiesChanged(b'{"kind":"tacit-authorities"}'),
     "assignment": messages.Assignment("questions", 300, some("document"), some("version"), 299, 600_000),
     "job ended": messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, some("version")),
+    "jobs ended": messages.JobsEnded(
+        (
+            messages.JobEnded("questions", Reason.REASON_JOB_FINISHED, some("version")),
+            messages.JobEnded("triage", Reason.REASON_JOB_ABORTED),
+        )
+    ),
     "attempt opened": AttemptMessage(AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9))),
     "attempt opened, nobody assumed corrupt": AttemptMessage(
         AttemptId("triage", 7, 1), messages.AttemptOpened(make_context(9, corrupt=0))

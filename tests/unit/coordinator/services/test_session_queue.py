@@ -11,7 +11,7 @@ from coordinator.services import sessions as module
 from coordinator.services.member_session import MemberSessions
 from coordinator.services.sessions import MemberSession, Sessions
 from coordinator.storage import open_blobs
-from tacit.messages import Assignment, Goodbye, JobEnded, Standby
+from tacit.messages import Assignment, Goodbye, JobsEnded, Standby
 from tacit.reason import Reason
 from tests.support import party
 from tests.support.databases import empty_database
@@ -65,6 +65,7 @@ def test_a_member_that_does_not_read_is_disconnected_and_still_gets_its_goodbye(
 def test_a_member_that_hears_of_many_jobs_at_once_is_not_late(monkeypatch, tmp_path):
     """Jobs that are over stay, and each has something to say to a member that comes back."""
     monkeypatch.setattr(module, "_QUEUE", 3)
+    monkeypatch.setattr("coordinator.runtime.ENDED_AT_ONCE", 2)
 
     async def run():
         database, store = empty_database(tmp_path), open_blobs(str(tmp_path / "store"))
@@ -82,9 +83,10 @@ def test_a_member_that_hears_of_many_jobs_at_once_is_not_late(monkeypatch, tmp_p
         assert [name for name, driver in runtime.drivers.items() if driver.state.members] == ["desk-0"]
         said = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
         assert [message.job for message in said if isinstance(message, Assignment)] == ["desk-0"]
-        assert sorted(message.job for message in said if isinstance(message, JobEnded)) == [
-            f"desk-{number}" for number in range(1, 5)
-        ]
+        # Two in a message, as there is room for no more.
+        ended = [message.jobs for message in said if isinstance(message, JobsEnded)]
+        assert [len(jobs) for jobs in ended] == [2, 2]
+        assert sorted(each.job for jobs in ended for each in jobs) == [f"desk-{number}" for number in range(1, 5)]
         # Nor do they hear of witnesses, or of a member that leaves.
         posted, real = [], JobDriver.post
         monkeypatch.setattr(JobDriver, "post", lambda driver, *how: (posted.append(driver), real(driver, *how)))

@@ -755,6 +755,30 @@ def test_run_ends_with_a_job_that_was_declined_at_once(finished):
     assert asyncio.run(run())
 
 
+def test_the_end_of_a_job_is_told_once():
+    """The coordinator names every job that is over whenever the member connects."""
+
+    async def run():
+        made, told = _waiting_for_the_end(), []
+        made._observer = SimpleNamespace(job_over=told.append, assigned=lambda assignment: None)
+        made._preparer.prepare = lambda *_: asyncio.Event().wait()  # type: ignore[assignment]
+        finished = JobEnded("a", Reason.REASON_JOB_FINISHED, bytes(32))
+        paused, aborted = (
+            JobEnded("b", reason, bytes(32)) for reason in (Reason.REASON_JOB_PAUSED, Reason.REASON_JOB_ABORTED)
+        )
+        for _ in range(2):
+            await made._carry_out(states.JobOver(finished))
+            await made._carry_out(states.JobOver(paused))
+        await made._carry_out(states.JobOver(aborted))
+        # A coordinator that was restored from a backup goes on with it.
+        await made._carry_out(states.Prepare(Assignment("a", 1, bytes(32), bytes(32), 0, 1000)))
+        await made._carry_out(states.JobOver(finished))
+        return told, [finished, paused, paused, aborted, finished]
+
+    told, expected = asyncio.run(run())
+    assert told == expected
+
+
 ITSELF = {
     Reason.REASON_MEMBERS_DECLINED: "too many members declined it for good",
     Reason.REASON_ROUNDS_FAILING: "too many of its rounds in a row failed",
