@@ -579,11 +579,15 @@ class Releaser:
         Raises:
             PolicyRefusal: it must wait: the stewards' approval is awaited, or the withdrawals cannot be read.
         """
-        if self._choice(folder, state) == "veto":
+        choice = self._choice(folder, state)
+        if choice == "veto":
             return "vetoed", "" if self._policy.corpora != "never" else 'the policy has `corpora = "never"`'
         job = self._models.document(state.job)
         if (why := self._withdrew(state.job, job)) is not None:
             return "vetoed", why
+        if choice is None:
+            # The policy released it when it was `always`, or the decision is gone from the disk.
+            return "withheld", 'the policy has `corpora = "ask"`, and no owner has approved this file'
         if job is None or job.digest() != state.job_document:
             # Without the document, the policy cannot be checked, so the file stays here.
             return "withheld", f"the document of the job is gone from {self._home / 'synthesis' / state.job}"

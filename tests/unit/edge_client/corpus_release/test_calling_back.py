@@ -234,6 +234,26 @@ def test_a_policy_that_became_narrower_calls_the_file_back(on_its_way, policy, s
     given_up(here, stage)
 
 
+def test_a_file_that_only_the_policy_released_is_called_back_once_the_policy_asks(tmp_path, identity):
+    here = Place(tmp_path, identity, **ORDERED)
+    here.policy = Policy(corpora="always")
+
+    def kill(at):
+        state = here.folder.state()
+        if at == "corpus-state.folder-synced" and state is not None and state.stage == "sending":
+            raise Killed
+
+    with pytest.raises(Killed), here.process(kill) as (budget, releaser):
+        here.round(budget, releaser)
+        here.give(releaser)
+    assert here.folder.state().stage == "sending"
+    here.policy = Policy(corpora="ask")
+    here.life()
+    assert here.desk.file is None
+    assert "approved" in here.folder.state().detail
+    given_up(here, "withheld")
+
+
 def test_a_policy_narrowed_after_the_approval_withholds_the_file(approved):
     approved.policy = Policy(max_corpus_texts=39)
     approved.life()
