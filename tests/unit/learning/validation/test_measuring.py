@@ -125,6 +125,26 @@ def test_a_row_that_cannot_be_computed_counts_as_wrong_and_moves_no_other(monkey
     assert correct[others].tolist() == expected[1][others].tolist()
 
 
+def test_a_row_that_fails_a_check_of_the_module_looks_like_any_other():
+    corpus, module = version(rows_of(count=5))
+    read = corpus.read()
+    losses, correct = measuring._measured(module, read.ids, read.labels, "cpu")
+
+    def check(_, inputs):
+        # As a plugin's module may: a version can be made in which one word alone leads to it.
+        if (inputs[0][:, 0] == read.ids[2, 0]).any():
+            raise ValueError("a state is not finite")
+
+    module.register_forward_pre_hook(check)
+    failed = read.ids[:, 0] == read.ids[2, 0]
+    assert 0 < failed.sum() < len(failed)
+    found, right = measuring._measured(module, read.ids, read.labels, "cpu")
+    assert np.isinf(found[failed]).all()
+    assert not right[failed].any()
+    assert found[~failed].tolist() == losses[~failed].tolist()
+    assert right[~failed].tolist() == correct[~failed].tolist()
+
+
 def test_measuring_stops_when_told():
     corpus, module = version(rows_of())
     with pytest.raises(TrainingCancelled):
