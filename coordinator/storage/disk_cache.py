@@ -1,8 +1,8 @@
 """Copies of blobs on this machine's disk, up to a bound. They may be deleted at any time.
 
 Guarantees: a file is used only after its bytes had its digest in this process. The folder stays below the bound; what
-was used longest ago goes first. Several processes may share the folder. A disk that takes no copy costs no blob: it is
-read from its store.
+was used longest ago goes first. Several processes may share the folder. A disk that takes no copy, or that fails, costs
+no blob: it is read from its store.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class DiskCache:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def find(self, digest: bytes) -> Path | None:
-        """Returns the file of a blob, or None. A file with other bytes is deleted."""
+        """Returns the file of a blob, or None, also if the disk fails. A file with other bytes is deleted."""
         path = self.folder / digest.hex()
         try:
             if digest not in self._checked:
@@ -42,7 +42,7 @@ class DiskCache:
                         return None
                 self._checked.add(digest)
             os.utime(path)
-        except FileNotFoundError:
+        except OSError:
             return None
         return path
 
@@ -71,7 +71,7 @@ class DiskCache:
             self._checked.add(digest)
 
     def drop(self, digest: bytes) -> None:
-        """Deletes a blob's copy."""
+        """Deletes a blob's copy. Raises OSError: the disk does not."""
         self._checked.discard(digest)
         (self.folder / digest.hex()).unlink(missing_ok=True)
 

@@ -99,18 +99,23 @@ class ObjectStore(BlobStore):
 
     def put(self, data: bytes | memoryview) -> bytes:
         digest = hashlib.sha256(data).digest()
-        if not self._held(digest):
-            with self._cache.making() as path:
-                path.write_bytes(data)
-                self._store(path, digest)
-                self._cache.keep(path, digest)
-        return digest
+        if self._held(digest):
+            return digest
+        with contextlib.suppress(OSError), self._cache.making() as path:
+            path.write_bytes(data)
+            self._store(path, digest)
+            self._cache.keep(path, digest)
+            return digest
+        # The cache's disk takes no copy.
+        with self.writing() as writer:
+            writer.write(data)
+            return writer.finish()
 
     def remove(self, digest: bytes) -> bool:
         found = self._copies(digest)
         for each in found:
             self._bucket.delete(each.key)
-        self._cache.drop(digest)
+        self._drop(digest)
         return bool(found)
 
     def _held(self, digest: bytes) -> bool:
@@ -156,7 +161,7 @@ class ObjectStore(BlobStore):
             return False
         for each in found:
             self._bucket.delete(each.key)
-        self._cache.drop(digest)
+        self._drop(digest)
         return True
 
     def tidy(self, before: float, proceed: Callable[[], None] = lambda: None) -> int:
@@ -366,6 +371,15 @@ class ObjectStore(BlobStore):
             f"{self._bucket.url(damaged.key)} is damaged: the store returns bytes that do not have the digest in its "
             "name; delete that object and upload the blob again, or restore a backup"
         )
+
+    def _drop(self, digest: bytes) -> None:
+        try:
+            self._cache.drop(digest)
+        except OSError as error:
+            raise StoreUnusable(
+                f"the copy of {digest.hex()} in {self._cache.folder} cannot be deleted: {error.strerror}; check that "
+                "disk, or delete the folder"
+            ) from error
 
     def _missing(self, digest: bytes) -> BlobMissing:
         return BlobMissing(f"there is no blob {digest.hex()} in {self._bucket.url()}; upload it first")

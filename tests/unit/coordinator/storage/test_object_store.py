@@ -323,6 +323,23 @@ def test_a_cache_on_another_disk_fails_no_upload(store, tmp_path):
         assert store.get(incoming.digest) == SMALL
 
 
+def test_a_cache_whose_disk_fails_costs_no_blob(store, tmp_path):
+    kept = store.put(SMALL)
+    shutil.rmtree(tmp_path / "cache")
+    # Every call on a path inside fails, as on a broken disk.
+    (tmp_path / "cache").write_text("")
+    assert store.get(kept) == SMALL
+    assert store.read(kept, 6, 4) == SMALL[6:10]
+    with store.ranges(kept) as blob:
+        assert blob.read(6, 4) == SMALL[6:10]
+    with store.reading(kept) as blob:
+        assert blob.read(len(SMALL)) == SMALL
+        blob.finish()
+    assert store.get(store.put(b"another")) == b"another"
+    with pytest.raises(StoreUnusable, match="cannot be deleted"):
+        store.remove(kept)
+
+
 def test_a_removed_blob_is_gone_from_this_machine_too(store, server, tmp_path):
     digest = store.put(SMALL)
     server.age(4000, store._bucket.place.prefix)
