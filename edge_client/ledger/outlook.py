@@ -61,7 +61,8 @@ def may_measure(
 def room_for_metrics(policy: PolicyDocument, job: JobDocument | JobSpec, spent: Iterable[PrivacyEvent]) -> bool:
     """Whether one more measurement of a job fits into `metrics_epsilon`, counted as if metrics were alone.
 
-    A member that can never measure a job pays for none of its metrics, so its events must not have any.
+    None does whose noise is below the policy's minimum. A member that can never measure a job pays for none of its
+    metrics, so its events must not have any.
     """
     if job.metrics is None or isinstance(job.mechanism, NoMechanism) or not policy.measures:
         return False
@@ -69,6 +70,8 @@ def room_for_metrics(policy: PolicyDocument, job: JobDocument | JobSpec, spent: 
     if job.mechanism.unit != policy.unit:
         return False
     one = event_of_metrics(job.metrics.noise, policy.adjacency, job.mechanism.unit)
+    if policy.min_noise_multiplier is not None and one.multiplier < policy.min_noise_multiplier:
+        return False
     limit = replace(policy.limit(), epsilon=policy.metrics_epsilon)
     alone = [found for each in spent if (found := metrics_alone(each)) is not None]
     return PrivacyFilter(limit).admits([*alone, one])

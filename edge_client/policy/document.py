@@ -215,8 +215,8 @@ class PolicyDocument(Document):
         default=None,
         gt=0,
         description="Minimum noise multiplier, as the ledger counts it: the standard deviation of the noise divided by "
-        "how far one unit can move what is sent (for gaussian-update, half the job's number). Does not apply to "
-        "laplace-update and none.",
+        "how far one unit can move what is sent (for gaussian-update, half the job's number). Metrics and histograms "
+        "of labels need it, too. Does not apply to laplace-update and none.",
         examples=[1.0],
     )
     max_epsilon_a_round: float | None = Field(

@@ -238,6 +238,13 @@ def _min_noise(policy: PolicyDocument, offer: Offer) -> Finding:
     wanted, counted = policy.min_noise_multiplier, counted_multiplier(offer.job.mechanism, policy)
     if isinstance(offer.job.mechanism, NoMechanism):
         return _no_noise(in_words(wanted), "adds no noise, so the minimum {policy} does not apply; see mechanisms")
+    labels = _noise_on_labels(policy, offer.job)
+    if labels is not None and (counted is None or labels < counted):
+        says = (
+            "the noise on the job's histogram of labels counts as a multiplier of {job}; the policy requires at least "
+            "{policy}"
+        )
+        return Finding(in_words(labels), in_words(wanted), wanted is None or labels >= wanted, says)
     if counted is None:
         says = "{job} has no noise multiplier, so the minimum {policy} does not apply; see max_epsilon_a_round"
         return Finding(offer.job.mechanism.name, in_words(wanted), True, says)
@@ -246,6 +253,16 @@ def _min_noise(policy: PolicyDocument, offer: Offer) -> Finding:
         "{policy}"
     )
     return Finding(in_words(counted), in_words(wanted), wanted is None or counted >= wanted, says)
+
+
+def _noise_on_labels(policy: PolicyDocument, job: Job) -> float | None:
+    """The multiplier of the noise on the histogram of labels behind the texts that a job orders. None: it has none."""
+    if job.corpus is None or _ordered(job) is None or job.corpus.histogram_std is None:
+        return None
+    from learning.synthesis.labels import histogram_event
+
+    event = histogram_event(job.corpus.histogram_std, len(job.labels), policy.adjacency)
+    return event.std / event.distance
 
 
 def _own_noise(policy: PolicyDocument, offer: Offer) -> Finding:

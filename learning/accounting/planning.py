@@ -180,7 +180,10 @@ def nothing_measured(metrics_epsilon: float) -> str:
     """
     why = f"metrics_epsilon = {metrics_epsilon:g}"
     if metrics_epsilon:
-        why += " has no room for a measurement, or the ledger has rounds of this job without metrics"
+        why += (
+            " has no room for a measurement, or min_noise_multiplier asks for more noise, or the ledger has rounds of "
+            "this job without metrics"
+        )
     return f"metrics: this member measures nothing and sends noise alone, which costs nothing ({why})"
 
 

@@ -99,6 +99,15 @@ def test_a_member_whose_policy_is_silent_pays_for_the_training_alone(opened):
     assert budget.statement("questions").of_job == (budget.protection(job(GAUSSIAN), EXAMPLES).event,)
 
 
+def test_metrics_with_less_noise_than_the_policy_wants_are_noise_alone_and_not_paid(opened):
+    document = measured_job()
+    budget = opened(**ON, min_noise_multiplier=28.1)
+    assert not reserved(budget, document).measured
+    assert budget.statement("questions").of_job == (budget.protection(job(GAUSSIAN), EXAMPLES).event,)
+    budget = opened(**ON, min_noise_multiplier=28.0)
+    assert reserved(budget, document.model_copy(update={"name": "other"})).measured
+
+
 def test_a_spent_part_stops_the_measuring_and_not_the_training(opened):
     two = epsilon_at_gate(DiscreteGaussian(multiplier=28.0, steps=2), 1e-6, "add-remove")
     budget, document = opened(epsilon=100.0, metrics_epsilon=1.001 * two), measured_job()

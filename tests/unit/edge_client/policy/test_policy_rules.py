@@ -381,6 +381,13 @@ BOTH_SIDES: dict[str, tuple[dict[str, Any], Any, Any, Reason, tuple[str, str]]] 
         Reason.REASON_POLICY_NOISE,
         ("0.495", "0.5"),
     ),
+    "min_noise_multiplier of a histogram of labels": (
+        {"min_noise_multiplier": 0.75},
+        ordering(histogram_std=0.75),
+        ordering(histogram_std=0.74),
+        Reason.REASON_POLICY_NOISE,
+        ("histogram of labels", "0.74", "0.75"),
+    ),
     "own_noise_multiplier": (
         {"own_noise_multiplier": 2.0},
         a_job(mechanism=DpSgd(noise_multiplier=0.5)),
