@@ -261,7 +261,14 @@ class Bucket:
         """
         name = f"{self.place.bucket}/{self._key(key)}"
         with _sentences(self.url(key), "read"):
-            return bytes(self._repeated(lambda: self._fs.cat_file(name, start=offset, end=offset + size)))
+            data = bytes(self._repeated(lambda: self._fs.cat_file(name, start=offset, end=offset + size)))
+        if len(data) > size:
+            # Otherwise the object would look damaged, and its owner would be told to delete it.
+            raise StoreUnusable(
+                f"{self.url(key)} cannot be read: the store answers with more bytes than were asked for; use a store "
+                "that honours ranges, and no gateway before it that does not"
+            )
+        return data
 
     def objects(self, prefix: str) -> list[Object]:
         """Returns the objects whose keys begin with `prefix`, in order of their keys: all that were stored before.

@@ -259,7 +259,7 @@ class ObjectStore(BlobStore):
         try:
             found = self._bucket.objects(key)
             with contextlib.suppress(FileNotFoundError):
-                if len(found) == 1 and self._bucket.read(key, 0, len(data) + 1) == data:
+                if len(found) == 1 and self._bucket.read(key, 1, len(data) - 2) == data[1:-1]:
                     self._bucket.try_parts(key)
                     return self._advice(here - there)
         finally:

@@ -359,6 +359,19 @@ def test_a_good_store_is_checked_and_left_as_it_was(store, server):
     assert (server.keys(store._bucket.place.prefix), server.uploads(store._bucket.place.prefix)) == ([], 0)
 
 
+def test_a_store_that_answers_with_the_whole_object_is_no_damaged_object(store, bad, tmp_path, large):
+    def whole(handler, asked):
+        del handler.headers["Range"]
+        _, headers, data = handler.passed_on(handler.body)
+        handler.answer(200, {name: each for name, each in headers.items() if name != "Content-Range"}, data)
+
+    digest = store.put(large)
+    bad.rule("GET", whole)
+    for wrong in (store.check, lambda: elsewhere(store, tmp_path).get(digest)):
+        with pytest.raises(StoreUnusable, match=r"more bytes than were asked for; .* honours ranges"):
+            wrong()
+
+
 def test_a_missing_bucket_is_a_sentence(bad, tmp_path):
     place = place_of("s3://no-such-bucket/x", endpoint=bad.url, region="us-east-1", path_style=True)
     with pytest.raises(StoreUnusable, match="there is no such bucket; create it, or correct store_url"):
