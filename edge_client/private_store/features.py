@@ -6,7 +6,8 @@
 
 Guarantees: a file is there as a whole or not at all, so a piece counts whole or not at all. With a key each is sealed
 like private state (`edge_client.private_store.sealing`); a file that cannot be opened is made anew, never written in
-clear beside a key. Pieces are of one kind: the first of another kind takes the place of all. The files of a kind hold
+clear beside a key. Without the key, nothing takes the place of what is sealed: a run that was started without it does
+not undo the sealing. Pieces are of one kind: the first of another kind takes the place of all. The files of a kind hold
 at most what the store in memory holds, and once all rows are computed, only rows of the data that was used last.
 Nothing here fails a training: what cannot be read is computed again, and what cannot be written is not kept.
 
@@ -68,6 +69,7 @@ class FeatureFile:
         self._key, self._warn = key, warn
         # The kind of the pieces that this process has looked at.
         self._adding: bytes | None = None
+        self._told = False
 
     def remove(self) -> None:
         """Removes the file and the pieces, also those that a killed process has not finished."""
@@ -83,6 +85,8 @@ class FeatureFile:
 
     def add(self, kind: bytes, rows: Rows) -> None:
         """Keeps these rows beside those of the same kind, in a piece of their own."""
+        if self._would_unseal():
+            return
         pieces = self._pieces()
         if self._adding != kind:
             # Those of an earlier process may be of another kind, or damaged: they would never be read again.
@@ -96,8 +100,21 @@ class FeatureFile:
         """Keeps these rows in place of those before."""
         if not rows:
             self.remove()
-        elif self._write(self._path, kind, rows):
+        elif not self._would_unseal() and self._write(self._path, kind, rows):
             self._remove([*self._pieces(), *self._path.parent.glob(f".{self._path.name}.*")])
+
+    def _would_unseal(self) -> bool:
+        """Whether this run has no key, and what is there is sealed. Then the key was forgotten."""
+        if self._key is not None or not any(map(_is_sealed, (self._path, *self._pieces()))):
+            return False
+        # Once: a large backbone makes a piece every 30 seconds.
+        if not self._told:
+            self._told = True
+            self._warn(
+                f"{self._path} is sealed, and this run has no key; features are kept in memory alone. Give the key "
+                "(TACIT_PASSPHRASE or --private-key-file), or remove the file"
+            )
+        return True
 
     def _pieces(self) -> list[Path]:
         """The pieces, in the order in which they were written."""
@@ -142,6 +159,16 @@ def _file_of(kind: bytes, rows: Rows, key: StoreKey | None) -> bytes:
     ).canonical()
     sealed = [content] if key is None or sealing is None else key.seal(sealing, header, content)
     return b"".join([len(header).to_bytes(_LENGTH, "little"), header, *sealed])
+
+
+def _is_sealed(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH), "little")
+            header = FeatureHeader.from_json(file.read(min(length, _MAX_HEADER)), what="its header")
+    except (OSError, DocumentInvalid):
+        return False
+    return header.sealing is not None
 
 
 def _rows_of(data: memoryview, kind: bytes, key: StoreKey | None) -> Rows:

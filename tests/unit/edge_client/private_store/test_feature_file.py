@@ -79,10 +79,25 @@ def test_nothing_is_read_with_another_key_or_without(made, said):
     made(KEY).save(KIND, rows())
     assert made(StoreKey("key-file", b"l" * 32)).load(KIND) == {}
     assert made(None).load(KIND) == {}
-    made(None).save(KIND, rows())
+    made(None, "other").save(KIND, rows())
     # What is in clear is not left so beside a key.
-    assert made(KEY).load(KIND) == {}
+    assert made(KEY, "other").load(KIND) == {}
     assert len(said) == 3
+
+
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "in pieces"])
+def test_a_run_that_forgot_its_key_writes_nothing_in_clear(made, tmp_path, said, in_pieces):
+    (made(KEY).add if in_pieces else made(KEY).save)(KIND, rows())
+    made().add(OTHER, rows(2))
+    made().save(KIND, rows())
+    values = next(iter(rows().values())).tobytes()
+    assert not any(values in each.read_bytes() for each in (tmp_path / "features").iterdir())
+    assert all("sealed" in each and "--private-key-file" in each for each in said)
+    assert len(said) == 2
+    assert same(made(KEY).load(KIND), rows())
+    # A member that keeps nothing on the disk needs no key to remove them.
+    made().remove()
+    assert list((tmp_path / "features").iterdir()) == []
 
 
 def test_a_folder_open_to_others_is_not_used(made, tmp_path, said):
