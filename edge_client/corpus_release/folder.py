@@ -145,6 +145,15 @@ class CorpusFolder:
             return None
         return found.choice
 
+    def check_decision(self) -> None:
+        """Checks that the disk returns the owner's decision, if there is one.
+
+        Raises:
+            OSError: it does not, so nobody knows whether there is one.
+        """
+        with contextlib.suppress(FileNotFoundError), (self.path / "decision.json").open("rb") as file:
+            file.read(1)
+
     def stage(self, state: CorpusState) -> Stage:
         """The stage as its owner sees it: a veto counts before the running client has seen it."""
         return "vetoed" if state.stage in _OPEN and self.decision(state) == "veto" else state.stage

@@ -578,6 +578,7 @@ class Releaser:
 
         Raises:
             PolicyRefusal: it must wait: the stewards' approval is awaited, or the withdrawals cannot be read.
+            OSError: it must wait: the disk does not return the owner's decision.
         """
         choice = self._choice(folder, state)
         if choice == "veto":
@@ -587,6 +588,7 @@ class Releaser:
             return "vetoed", why
         if choice is None:
             # The policy released it when it was `always`, or the decision is gone from the disk.
+            folder.check_decision()
             return "withheld", 'the policy has `corpora = "ask"`, and no owner has approved this file'
         if job is None or job.digest() != state.job_document:
             # Without the document, the policy cannot be checked, so the file stays here.
@@ -655,7 +657,7 @@ class Releaser:
         """Whether the next part of a file may leave."""
         try:
             return await self._budget.writer.run(self._objection, folder, state) is None
-        except PolicyRefusal:
+        except (PolicyRefusal, OSError):
             return False
 
     async def _answered(self, folder: CorpusFolder, state: CorpusState, answer: Answer) -> CorpusState:

@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import io
 
 import pytest
 import torch
@@ -199,17 +200,18 @@ def test_a_file_that_can_never_be_whole_is_given_up(on_its_way, what):
     given_up(here)
 
 
-def test_a_disk_that_does_not_answer_is_no_veto(on_its_way, monkeypatch):
+@pytest.mark.parametrize("name", ["corpus.jsonl", "decision.json"])
+def test_a_disk_that_does_not_answer_is_no_veto(on_its_way, monkeypatch, name):
     here = on_its_way
-    read = type(here.folder.file).read_bytes
+    opened = io.open
 
-    def unreadable(path):
-        if path.name == "corpus.jsonl":
+    def unreadable(path, *how, **more):
+        if str(path).endswith(name):
             raise OSError(5, "Input/output error")
-        return read(path)
+        return opened(path, *how, **more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(type(here.folder.file), "read_bytes", unreadable)
+        broken.setattr(io, "open", unreadable)
         here.life()
     assert here.folder.state().stage == "sending"
     assert here.desk.declined == 0
@@ -243,9 +245,13 @@ def test_a_file_that_only_the_policy_released_is_called_back_once_the_policy_ask
         if at == "corpus-state.folder-synced" and state is not None and state.stage == "sending":
             raise Killed
 
-    with pytest.raises(Killed), here.process(kill) as (budget, releaser):
-        here.round(budget, releaser)
-        here.give(releaser)
+    def life():
+        with here.process(kill) as (budget, releaser):
+            here.round(budget, releaser)
+            here.give(releaser)
+
+    with pytest.raises(Killed):
+        life()
     assert here.folder.state().stage == "sending"
     here.policy = Policy(corpora="ask")
     here.life()
