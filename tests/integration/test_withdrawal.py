@@ -232,7 +232,7 @@ def test_a_member_that_withdraws_between_two_rounds_makes_no_text(tmp_path):
         federation.operator("job", "pause", "stories")
         federation.coordinator.kill()
         home = federation.home("north")
-        charged = releases(home)
+        charged = charges(home)
         assert (home / "synthesis" / "stories" / "model.safetensors").exists()
         code, _ = withdraw(federation, "stories", "--yes")
         assert code == ExitCode.UNREACHABLE
@@ -248,10 +248,10 @@ def test_a_member_that_withdraws_between_two_rounds_makes_no_text(tmp_path):
         federation.start("north").wait_for("connected")
         given = json.loads(federation.operator("job", "corpora", "stories", "--json"))["members"]
         assert {each["member"] for each in given if each["answer"] == "given"} == OTHERS
-        assert releases(home) == charged
+        assert charges(home) == charged
         assert not list((home / "corpora").glob("*"))
 
 
-def releases(home):
-    (shown,) = json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))["jobs"]
-    return shown["releases"]
+def charges(home):
+    """What was charged. What is only reserved for the next round is given back with the withdrawal."""
+    return json.loads(succeed("edge_client", "ledger", "show", "--home", home, "--json"))["charged"]
