@@ -112,6 +112,18 @@ class PrivateStore:
             self._check_ours(header, job, document)
         return header is not None
 
+    def check_writable(self, job: str) -> None:
+        """Checks that a state of this job may be written, as far as that shows without one.
+
+        Raises:
+            StateSealed: this store has no key, and a state of this job or another is sealed.
+            StateNewer: newer software wrote a state.
+            StoreBusy, StoreUnwritable, StoreUnusable: the folder cannot be used.
+        """
+        self._hold()
+        if self._key is None:
+            self._check_none_sealed(job)
+
     def stage(self, job: str, token: str, state: PrivateState) -> None:
         """Stores a trained state beside the committed one. Staging under the same token again replaces it.
 
@@ -127,14 +139,12 @@ class PrivateStore:
             StateDamaged, StateNewer: the committed state cannot be read.
             StoreBusy, StoreUnusable: the folder cannot be used.
         """
-        self._hold()
+        self.check_writable(job)
         path = files.state_file(self._home, job, token)
         files.make_folder(path.parent, self._faults)
         current = read_header(files.state_file(self._home, job))
         if current is not None:
             self._check_ours(current, job, state.document)
-        if self._key is None:
-            self._check_none_sealed(job)
         pieces = encode(
             job,
             state,

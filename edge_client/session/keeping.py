@@ -105,9 +105,16 @@ class Keeper:
             log.warning("private_state_failing", why=problem)
 
     def load(self, job: JobDocument) -> PrivateState | None:
-        """Returns the member's private state of this job, or None before its first round. Raises StoreError."""
+        """Returns the member's private state of this job, or None before its first round.
+
+        Raises:
+            StoreError: It cannot be read, or the next one could not be stored. That depends on no data, and is found
+                here, before a round is paid for.
+        """
         with self._turn:
-            return self._store.load(job.name, job.digest())
+            found = self._store.load(job.name, job.digest())
+            self._store.check_writable(job.name)
+            return found
 
     def look(self, job: JobDocument) -> PrivateState | None:
         """Does the same as `load`, even while another process runs this member. Raises StoreError."""

@@ -18,6 +18,7 @@ from edge_client.policy.policy import Policy
 from edge_client.private_store import PrivateStore
 from edge_client.private_store.errors import StateForeign, StoreUnwritable
 from edge_client.private_store.files import state_file
+from edge_client.private_store.sealing import StoreKey
 from edge_client.session.journal import Memory, Sent
 from edge_client.session.keeping import Keeper
 from edge_client.session.preparation import PreparationRefused, Preparer
@@ -402,7 +403,9 @@ class Watcher:
 class Machine:
     """A member that prepares updates, and a coordinator that serves the job's files."""
 
-    def __init__(self, home, identity, budget, examples=EXAMPLES, table=None, model=MODEL, kind="words"):
+    def __init__(
+        self, home, identity, budget, examples=EXAMPLES, table=None, model=MODEL, kind="words", mechanism="none"
+    ):
         module = build(model, 2, 2, 0, seed=1)
         tensors = {name: each.detach().numpy() for name, each in module.named_parameters() if name != EMBEDDING}
         manifest = Manifest.of(tensors)
@@ -414,7 +417,9 @@ class Machine:
             training={"epochs": 1, "batch": 4},
             model=model.model_dump(),
             vocabulary={"kind": kind, "size": 50},
+            mechanism=mechanism,
         )
+        self.budget = budget
         served = (self.document.canonical(), manifest.canonical(), self.base)
         self.served = {hashlib.sha256(data).digest(): data for data in served}
         self.store = PrivateStore(home, identity.federation, "data")
@@ -423,7 +428,7 @@ class Machine:
             examples,
             identity.federation,
             identity.member,
-            Policy(mechanisms=("none",)),
+            Policy(mechanisms=("none", "gaussian-update")),
             budget,
             secure_agg.SystemRandom(),
             BlobCache(home / "cache"),
@@ -536,6 +541,27 @@ def test_a_damaged_state_is_refused_without_details(machine, home):
     assert refused.reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
     assert refused.detail == "this member's private state of the job cannot be used; its own log says why"
     assert str(path) in refused.private
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before its first round", "later"])
+@pytest.mark.parametrize("why", ["sealed", "in use"])
+def test_a_store_that_takes_no_state_is_found_before_a_round_is_paid_for(machine, home, identity, why, begun):
+    """It depends on no data. A member that forgot its key would lose its budget, round after round."""
+    place = machine(mechanism={"name": "gaussian-update", "noise_multiplier": 20.0, "clip": 1.0, "lot": 6})
+    if begun:
+        place.keeper.make(place.document, None, None)
+        place.store.close()
+    key = StoreKey("key-file", b"k" * 32) if why == "sealed" else None
+    other = PrivateStore(home, identity.federation, "other", key)
+    Keeper(other, EXAMPLES).make(document().model_copy(update={"name": "earlier"}), None, None)
+    if why == "sealed":
+        other.close()
+    for _ in range(2):
+        refused = place.refused()
+        assert refused.reason == Reason.REASON_PRIVATE_STATE_UNUSABLE
+        assert why in refused.private
+    assert place.budget.statement("desk").of_job == ()
+    other.close()
 
 
 def test_wordless_data_and_an_unfit_table_are_refused_without_details(machine, tmp_path):
