@@ -36,7 +36,9 @@ class StoreThreads:
         self._calls = 0
 
     async def run(self, work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs) -> _Result:
-        """Runs `work` in one of the threads and returns its result. It goes on there if the caller is cancelled.
+        """Runs `work` in one of the threads and returns its result.
+
+        If the caller is cancelled, work that has begun goes on there, and work that waits for its turn never begins.
 
         Raises:
             StoreBusy: too many calls wait already, or the coordinator is stopping.
