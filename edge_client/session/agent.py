@@ -774,8 +774,12 @@ class Agent:
     async def _mask_and_upload(self, effect: m.MaskAndUpload, held: _Held) -> None:
         """Masks and uploads the update of an attempt that is charged."""
         if held.model is not None and self._releaser is not None:
-            reservation = await self._budget.writer.run(self._budget.charged_to, effect.attempt)
-            await asyncio.to_thread(self._releaser.keep, held.model, reservation)
+            try:
+                reservation = await self._budget.writer.run(self._budget.charged_to, effect.attempt)
+                await asyncio.to_thread(self._releaser.keep, held.model, reservation)
+            except Exception as error:
+                # It costs the text. The round is charged, and goes on.
+                log.error("model_not_kept", attempt=str(effect.attempt), error=str(error), exc_info=error)
         try:
             packed, stage, message = await asyncio.to_thread(self._mask, effect, held)
         except secure_agg.Refusal as refusal:

@@ -317,6 +317,38 @@ def test_running_out_of_memory_while_masking_is_reported():
     assert [line["event"] for line in logs] == ["masking_failed"]
 
 
+def test_a_model_that_cannot_be_kept_costs_no_round():
+    """The vector is charged. Without it, the attempt would wait for the member to its deadline."""
+
+    def damaged(model, reservation):
+        raise ValueError("no tensor")
+
+    def encode(*_):
+        raise secure_agg.EncodingInvalid("masking began")
+
+    version = bytes(32)
+    held = agent_module._Held(
+        Assignment("a", 1, bytes(32), version, 0, 0), None, SimpleNamespace(encode=encode), None, model=object()
+    )
+    budget = SimpleNamespace(
+        counter=None, writer=WriterThread(), charge=lambda attempt, reserved: None, charged_to=lambda attempt: 7
+    )
+
+    async def run():
+        environment, journal = SimpleNamespace(random=None), SimpleNamespace(memory=lambda: Memory({}))
+        made = Agent(None, environment, journal, None, budget, SILENT, None)
+        made._releaser = SimpleNamespace(keep=damaged)  # type: ignore[assignment]
+        made._held["a"] = held
+        await made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
+        await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
+        return made._events.get_nowait()
+
+    with capture_logs() as logs:
+        event = asyncio.run(run())
+    assert event == states.MaskingFailed(ATTEMPT, Reason.REASON_VECTOR_INVALID, "masking began")
+    assert [(line["event"], line["error"]) for line in logs] == [("model_not_kept", "no tensor")]
+
+
 def refusing(member, event):
     """Applies an event that the member must refuse. Returns the refusals sent, and the decline it remembers."""
     member.state, effects = agent_module.transition(member.environment, member.state, event)  # type: ignore[attr-defined]
