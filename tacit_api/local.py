@@ -139,14 +139,14 @@ def local_federation(
     ...     job = town.train("job.toml", [north, east, south])  # doctest: +SKIP
 
     Args:
-        members: how many, or their names.
+        members: how many, or their names; 0 starts the coordinator alone.
         folder: where it lies; one that exists goes on with its members. None: a temporary one, which is removed.
         policy: of each new member (TOML). By default jobs with and without noise are allowed, since the rows of this
             federation are all on this machine.
 
     Raises:
         CommandFailed: the coordinator does not start.
-        ValueError: `members` is one string, no number of members, or names nobody or somebody twice.
+        ValueError: `members` is one string, no number of members, or names somebody twice.
     """
     names = _names(members)
     kept = None if folder is not None else tempfile.mkdtemp(prefix="tacit-federation-")
@@ -181,10 +181,8 @@ def local_federation(
 def _names(members: object) -> tuple[str, ...]:
     check_several(members, "members")
     if not isinstance(members, Iterable):
-        return tuple(f"member-{number}" for number in range(1, whole(members, "members", 1) + 1))
+        return tuple(f"member-{number}" for number in range(1, whole(members, "members", 0) + 1))
     names = tuple(members)
-    if not names:
-        raise ValueError("members is empty; give a name for each member, or how many there are")
     for place, name in enumerate(names):
         if name in names[:place]:
             raise ValueError(f"members names {name!r} twice; give each member its own name")

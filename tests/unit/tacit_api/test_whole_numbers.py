@@ -44,10 +44,9 @@ def test_a_simulation_that_cannot_be(given, says, tmp_path):
 @pytest.mark.parametrize(
     ("members", "says"),
     [
-        (0, "members=0 is not possible; give a whole number, 1 or more"),
+        (-1, "members=-1 is not possible; give a whole number, 0 or more"),
         (2.5, "members=2.5 is not possible"),
         (None, "members=None is not possible"),
-        ([], "members is empty; give a name for each member, or how many there are"),
         (["north", "south", "north"], "members names 'north' twice; give each member its own name"),
     ],
     ids=str,
