@@ -120,7 +120,8 @@ class Scaled(Kept):
     """An attacker that sends its update multiplied by `factor`.
 
     It knows the job, and so the limit of its sum: members times the bound. It assumes that no coordinate of the other
-    members exceeds its own largest one, and clips what it sends to the remaining room.
+    members exceeds its own largest one, and clips what it sends to the remaining room. If weights are sent, it clips to
+    the bound times its own.
 
     Args:
         factor: of its update.
@@ -141,10 +142,15 @@ class Scaled(Kept):
             update = replace(update, examples=self.says)
         layout, vector = layout_of(job, cohort), self.inner.encode(job, update, cohort, random)
         segment = layout.segments[0]
-        change = layout.decode(vector)[segment.name]
-        # The size of the smallest group, because it does not know its own group.
-        members = cohort // (job.aggregation.groups or 1)
-        room = members * segment.bound - (members - 1) * float(np.abs(change).max())
+        decoded = layout.decode(vector)
+        change = decoded[segment.name]
+        if "weight" in decoded:
+            # The limit follows from all weights, and it does not know the others'. So it stays within its own.
+            room = segment.bound * float(decoded["weight"][0]) / job.aggregation.max_weight
+        else:
+            # The size of the smallest group, because it does not know its own group.
+            members = cohort // (job.aggregation.groups or 1)
+            room = members * segment.bound - (members - 1) * float(np.abs(change).max())
         sent = np.rint(np.clip(self.factor * change, -room, room) * segment.scale).astype(np.int64)
         vector[: segment.length] = (sent & (2**layout.bits - 1)).astype(np.uint32)
         return vector

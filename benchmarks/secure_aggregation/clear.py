@@ -103,8 +103,8 @@ class ClearDriver(JobDriver):
         end = EndAttempt(attempt, True, Reason.REASON_UNSPECIFIED, "", cohort, (), result, version, step.training)
         await self._persist(
             (
-                fx.PublishVersion(number, version, state.round, norms),
                 end,
+                fx.PublishVersion(number, version, state.round, norms),
                 fx.EndRound(state.round, True, Reason.REASON_UNSPECIFIED),
             )
         )
