@@ -291,6 +291,21 @@ def test_our_own_error_is_reported_if_the_coordinator_waits(monkeypatch, event):
     assert [(line["event"], line["kind"]) for line in logs] == [("message_failed", type(event).__name__)]
 
 
+def after_masking(held, budget, releaser=None):
+    """Masks what is held for a charged attempt, and returns the event that follows."""
+
+    async def run():
+        environment, journal = SimpleNamespace(random=None), SimpleNamespace(memory=lambda: Memory({}))
+        made = Agent(None, environment, journal, None, budget, SILENT, None)
+        made._releaser = releaser
+        made._held["a"] = held
+        await made._carry_out(states.MaskAndUpload(ATTEMPT, None, held.assignment.version, 3, None))
+        await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
+        return made._events.get_nowait()
+
+    return asyncio.run(run())
+
+
 def test_running_out_of_memory_while_masking_is_reported():
     def too_large(*_):
         raise MemoryError("no room for the mask")
@@ -298,18 +313,10 @@ def test_running_out_of_memory_while_masking_is_reported():
     version = bytes(32)
     assignment = Assignment("a", 1, bytes(32), version, 0, 0)
     held = agent_module._Held(assignment, None, SimpleNamespace(encode=too_large), None)
-    environment = SimpleNamespace(random=None)
     budget = SimpleNamespace(counter=None, writer=WriterThread(), charge=lambda attempt, reserved: None)
 
-    async def run():
-        made = Agent(None, environment, SimpleNamespace(memory=lambda: Memory({})), None, budget, SILENT, None)
-        made._held["a"] = held
-        await made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
-        await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
-        return made._events.get_nowait()
-
     with capture_logs() as logs:
-        event = asyncio.run(run())
+        event = after_masking(held, budget)
     assert isinstance(event, states.MaskingFailed)
     assert (event.attempt, event.reason) == (ATTEMPT, Reason.REASON_INTERNAL)
     assert "MemoryError" in event.detail
@@ -334,17 +341,8 @@ def test_a_model_that_cannot_be_kept_costs_no_round():
         counter=None, writer=WriterThread(), charge=lambda attempt, reserved: None, charged_to=lambda attempt: 7
     )
 
-    async def run():
-        environment, journal = SimpleNamespace(random=None), SimpleNamespace(memory=lambda: Memory({}))
-        made = Agent(None, environment, journal, None, budget, SILENT, None)
-        made._releaser = SimpleNamespace(keep=damaged)  # type: ignore[assignment]
-        made._held["a"] = held
-        await made._carry_out(states.MaskAndUpload(ATTEMPT, None, version, 3, None))
-        await asyncio.gather(made._uploads[ATTEMPT], return_exceptions=True)
-        return made._events.get_nowait()
-
     with capture_logs() as logs:
-        event = asyncio.run(run())
+        event = after_masking(held, budget, SimpleNamespace(keep=damaged))
     assert event == states.MaskingFailed(ATTEMPT, Reason.REASON_VECTOR_INVALID, "masking began")
     assert [(line["event"], line["error"]) for line in logs] == [("model_not_kept", "no tensor")]
 
